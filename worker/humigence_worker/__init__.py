@@ -1,0 +1,1 @@
+"""The reference worker: a resumable byte-level language model trained with DDP."""

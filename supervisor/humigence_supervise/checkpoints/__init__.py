@@ -1,0 +1,1 @@
+"""Finding, verifying and choosing checkpoints, without unpickling."""

@@ -1,0 +1,1 @@
+"""Readers of what an attempt does: logs, progress, exits, the host."""
