@@ -1,0 +1,302 @@
+"""What the journal says of each event: one function an event, facts and a sentence. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from humigence_supervise import contract
+from humigence_supervise.domain import (
+    Checkpoint,
+    Decision,
+    Hit,
+    Incident,
+    Kind,
+    LaunchPlan,
+    Progress,
+    RankExit,
+    ShrinkMicroBatch,
+    StepDown,
+    StepUp,
+)
+from humigence_supervise.happenings import Context, Diagnosed, Launched, SignatureSeen
+from humigence_supervise.records import Event, Json, Level, Record
+from humigence_supervise.state import State
+
+CAUSES: Mapping[Kind, str] = {
+    Kind.CUDA_OOM: "CUDA out of memory:",
+    Kind.GPU_FAULT: "GPU fault:",
+    Kind.HANG: "Hang:",
+    Kind.HOST_OOM: "Host out of memory:",
+    Kind.RENDEZVOUS: "Rendezvous:",
+    Kind.SHM: "Shared memory:",
+    Kind.SEGFAULT: "Crash:",
+    Kind.UNKNOWN: "Unknown cause:",
+}
+"""How the fallback sentence begins; every kind of the NCCL family says "NCCL"."""
+
+Facts = dict[str, Json]
+
+
+def run_started(facts: Mapping[str, Json]) -> Record:
+    """A run begins."""
+    return Record(Event.RUN_STARTED, "The run starts.", facts=facts)
+
+
+def adopted(state: State) -> Record:
+    """Another supervisor's unfinished run is taken over."""
+    phase = type(state.phase).__name__.lower()
+    message = f"Taken over from a supervisor that ended while the run was {phase}."
+    return Record(
+        Event.RUN_ADOPTED, message, Level.WARNING, state.attempt or None, facts={"phase": phase}
+    )
+
+
+def resumed(after: Event, rung_index: int, micro_samples: int | None) -> Record:
+    """A stopped or given-up run is started again by its operator."""
+    facts: Facts = {
+        "after": after.value,
+        "rung_index": rung_index,
+        "micro_samples": micro_samples,
+    }
+    message = f"Resumed after {after.value}; the budgets begin anew."
+    return Record(Event.RUN_RESUMED, message, facts=facts)
+
+
+def planned(plan: LaunchPlan) -> Record:
+    """The next attempt is decided in every detail (see its plan.json)."""
+    source = plan.resume_from
+    origin = f"from checkpoint step {source.step}" if source else "from scratch"
+    facts: Facts = {
+        "rung_index": plan.rung_index,
+        "world_size": plan.world_size,
+        "resume_step": source.step if source else 0,
+        "resume_from": str(source.path) if source else None,
+        "argv": list(plan.argv),
+    }
+    message = f"Attempt {plan.attempt} on {plan.rung} ({plan.world_size} ranks), {origin}."
+    return Record(Event.ATTEMPT_PLANNED, message, attempt=plan.attempt, rung=plan.rung, facts=facts)
+
+
+def started(state: State, context: Context, event: Launched) -> Record:
+    """The attempt's keeper lives."""
+    source = event.resume_from
+    facts: Facts = {
+        "keeper_pid": event.keeper.pid,
+        "keeper_start_ticks": event.keeper.start_ticks,
+        "world_size": event.world_size,
+        "resume_step": state.first_step,
+        "resume_from": str(source.path) if source else None,
+    }
+    if event.adopted:
+        return _of_attempt(
+            state, context, Event.ATTEMPT_ADOPTED, "The attempt still runs: adopted.", facts
+        )
+    origin = f"resumed from step {state.first_step}" if source else "from scratch"
+    message = f"Attempt {state.attempt} started on {_rung(state, context)}, {origin}."
+    return _of_attempt(state, context, Event.ATTEMPT_STARTED, message, facts)
+
+
+def progressed(state: State, context: Context, progress: Progress) -> Record:
+    """A thinned heartbeat of work."""
+    facts: Facts = {
+        "at_s": context.now_s,
+        "step": progress.step,
+        "samples": [progress.first_sample, progress.last_sample],
+        "loss": progress.loss,
+        "section": progress.section.value,
+        "target_step": progress.target_step,
+    }
+    return _of_attempt(
+        state, context, Event.ATTEMPT_PROGRESS, f"Step {progress.step} is done.", facts
+    )
+
+
+def committed(state: State, context: Context, checkpoint: Checkpoint) -> Record:
+    """A checkpoint appeared under its final name."""
+    facts: Facts = {
+        "step": checkpoint.step,
+        "samples": checkpoint.samples,
+        "path": str(checkpoint.path),
+    }
+    return _of_attempt(
+        state,
+        context,
+        Event.CHECKPOINT_COMMITTED,
+        f"Checkpoint of step {checkpoint.step} is on disk.",
+        facts,
+    )
+
+
+def refused(path: Path, reason: str) -> Record:
+    """A checkpoint that cannot be trusted is about to be put aside."""
+    return Record(
+        Event.CHECKPOINT_REFUSED,
+        f"{path.name} is refused and put aside: {reason}",
+        Level.WARNING,
+        facts={"path": str(path), "reason": reason},
+    )
+
+
+def matched(state: State, context: Context, event: SignatureSeen) -> Record:
+    """A line of a live log matched the catalogue."""
+    return _of_attempt(
+        state, context, Event.SIGNATURE_MATCHED, event.message, event.facts, level=Level.WARNING
+    )
+
+
+def rank_died(state: State, context: Context, exit_: RankExit) -> Record:
+    """A rank's process ended badly: the attempt is over as a job."""
+    status = exit_.status
+    if status.signal is not None:
+        how = f"was killed by signal {status.signal}"
+    elif status.code is not None:
+        how = f"exited with code {status.code}"
+    else:
+        how = "ended (its exit status could not be read)"
+    facts: Facts = {
+        "rank": exit_.rank,
+        "pid": exit_.pid,
+        "code": status.code,
+        "signal": status.signal,
+    }
+    return exited(state, context, f"Rank {exit_.rank} (pid {exit_.pid}) {how}.", facts)
+
+
+def exited(
+    state: State, context: Context, message: str, facts: Mapping[str, Json] | None = None
+) -> Record:
+    """The attempt is over as a job, by itself or because a rank died."""
+    return _of_attempt(state, context, Event.ATTEMPT_EXITED, message, facts, level=Level.WARNING)
+
+
+def cleared(
+    state: State, context: Context, took_s: float, facts: Mapping[str, Json] | None = None
+) -> Record:
+    """Nothing of the attempt is alive."""
+    all_facts: Facts = {**(facts or {}), "took_s": round(took_s, 3)}
+    return _of_attempt(
+        state, context, Event.TREE_CLEARED, "No process of the attempt is left.", all_facts
+    )
+
+
+def diagnosed(state: State, context: Context, event: Diagnosed) -> Record:
+    """The root cause, with its evidence."""
+    diagnosis = event.diagnosis
+    facts: Facts = {
+        "kind": diagnosis.kind.value,
+        "rank": diagnosis.rank,
+        "reason": diagnosis.reason,
+        "advice": diagnosis.advice,
+        "action": diagnosis.remedy.value,
+        "confidence": diagnosis.confidence.value,
+        "fingerprint": diagnosis.fingerprint,
+        "root": _hit(diagnosis.root) if diagnosis.root else None,
+        "symptoms": [_hit(hit) for hit in diagnosis.symptoms],
+        **event.facts,
+    }
+    return _of_attempt(state, context, Event.DIAGNOSIS_MADE, diagnosis.reason, facts)
+
+
+def decided(state: State, context: Context, incident: Incident, decision: Decision) -> Record:
+    """What happens next, why, and the incident as policy remembers it."""
+    rung_index = state.rung_index
+    if isinstance(decision, StepDown | StepUp):
+        rung_index = decision.rung_index
+    micro = state.micro_samples
+    if isinstance(decision, ShrinkMicroBatch):
+        micro = decision.micro_samples
+    facts: Facts = {
+        "decision": type(decision).__name__,
+        "reason": decision.reason,
+        "kind": incident.kind.value,
+        "fingerprint": incident.fingerprint,
+        "at_s": incident.at_s,
+        "first_step": incident.first_step,
+        "last_step": incident.last_step,
+        "checkpoint_step": incident.checkpoint_step,
+        "rung_index": rung_index,
+        "micro_samples": micro,
+    }
+    return _of_attempt(state, context, Event.DECISION_MADE, decision.reason, facts)
+
+
+def rung_changed(before: State, after: State, context: Context, kind: Kind) -> Record:
+    """The sentence users of this launcher know, with the cause in the place of "NCCL"."""
+    nccl = kind.value.startswith("nccl_") or kind is Kind.NVLINK_P2P
+    cause = "NCCL" if nccl else CAUSES.get(kind, f"{kind.value}:")
+    new = _rung(after, context)
+    message = f"⚠️ {cause} multi-GPU failed, falling back to single GPU training on cuda:0."
+    if after.rung_index < before.rung_index:
+        message = f"Going back up to {new}."
+    facts: Facts = {"from": _rung(before, context), "to": new, "kind": kind.value}
+    return Record(Event.RUNG_CHANGED, message, Level.WARNING, before.attempt, new, facts)
+
+
+def waits(state: State, context: Context, delay_s: float) -> Record:
+    """The next attempt waits for a time."""
+    facts: Facts = {
+        "delay_s": round(delay_s, 3),
+        "until_s": context.now_s + delay_s,
+        "need_mib": None,
+    }
+    message = f"Waiting {delay_s:.1f} s before the next attempt."
+    return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts)
+
+
+def waits_for_space(state: State, context: Context, reason: str, need_mib: int) -> Record:
+    """The next attempt waits until there is room for a checkpoint."""
+    facts: Facts = {"need_mib": need_mib, "delay_s": None, "until_s": None}
+    message = f"{reason} Waiting until {need_mib} MiB are free."
+    return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts, level=Level.WARNING)
+
+
+def wait_over(state: State, context: Context, message: str) -> Record:
+    """What was waited for is there."""
+    return _of_attempt(state, context, Event.BACKOFF_ENDED, message)
+
+
+def stopping(state: State, context: Context, exit_code: int) -> Record:
+    """Somebody asked the run to stop."""
+    message = "Stop requested: the worker saves at the next step and exits."
+    return _of_attempt(state, context, Event.RUN_STOPPING, message, {"exit_code": exit_code})
+
+
+def stopped(exit_code: int) -> Record:
+    """The run stopped on request; `start` resumes it."""
+    message = "Stopped on request; `start` goes on from the newest checkpoint."
+    return Record(Event.RUN_STOPPED, message, facts={"exit_code": exit_code})
+
+
+def completed(reason: str, facts: Mapping[str, Json]) -> Record:
+    """The target is reached."""
+    all_facts: Facts = {**facts, "exit_code": contract.EXIT_COMPLETED}
+    return Record(Event.RUN_COMPLETED, f"The run is complete. {reason}", facts=all_facts)
+
+
+def ended(event: Event, exit_code: int, reason: str) -> Record:
+    """The run ends without reaching its target (`run.failed` or `run.gave_up`)."""
+    return Record(event, reason, Level.ERROR, facts={"exit_code": exit_code})
+
+
+def _rung(state: State, context: Context) -> str:
+    return context.rungs[min(state.rung_index, len(context.rungs) - 1)].name
+
+
+def _of_attempt(
+    state: State,
+    context: Context,
+    event: Event,
+    message: str,
+    facts: Mapping[str, Json] | None = None,
+    *,
+    level: Level = Level.INFO,
+) -> Record:
+    rung = _rung(state, context)
+    return Record(event, message, level, state.attempt or None, rung, facts or {})
+
+
+def _hit(hit: Hit) -> Facts:
+    facts = dataclasses.asdict(hit)
+    return {**facts, "kind": hit.kind.value, "role": hit.role.value}
