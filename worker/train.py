@@ -1,0 +1,6 @@
+"""The path people type after `torchrun`; the training itself is humigence_worker.train."""
+
+from humigence_worker.train import main
+
+if __name__ == "__main__":
+    main()
