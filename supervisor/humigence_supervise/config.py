@@ -5,7 +5,7 @@ Pure: reading the file is `settings_file.read_settings`.
 
 from __future__ import annotations
 
-import os.path
+import posixpath
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +40,12 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
-def parse_settings(data: bytes, path: Path) -> Settings:
+def parse_settings(data: bytes, path: Path, *, own_python: Path = Path("python3")) -> Settings:
     """Return the settings in `data`, the content of the file at `path` (absolute).
 
     Relative paths become absolute, seen from the file's folder (`checkpoints.dir` and
     `metrics.textfile` from the run directory), and the default ladder and worker are filled in.
+    `own_python` is the interpreter of a worker that names none.
 
     Raises:
         ConfigError: everything that is wrong, at most `MAX_PROBLEMS` of them.
@@ -64,7 +65,7 @@ def parse_settings(data: bytes, path: Path) -> Settings:
         raise _config_error(path, found) from error
     if found:
         raise _config_error(path, found)
-    return _completed(settings, path.parent)
+    return _completed(settings, path.parent, own_python)
 
 
 def config_schema() -> dict[str, Any]:
@@ -96,7 +97,7 @@ def _sentence(path: Path, place: Place | None, where: str, what: str) -> str:
     return f"{head}: {where}: {what}" if where else f"{head}: {what}"
 
 
-def _completed(settings: Settings, base: Path) -> Settings:
+def _completed(settings: Settings, base: Path, own_python: Path) -> Settings:
     given = "run_dir" in settings.model_fields_set
     run_dir = _under(base, settings.run_dir if given else Path("runs") / settings.name)
     checkpoints = settings.checkpoints
@@ -104,7 +105,7 @@ def _completed(settings: Settings, base: Path) -> Settings:
     return settings.model_copy(
         update={
             "run_dir": run_dir,
-            "worker": _completed_worker(settings.worker, base),
+            "worker": _completed_worker(settings.worker, base, own_python),
             "ladder": settings.ladder or _default_ladder(settings.worker.preset),
             "checkpoints": checkpoints.model_copy(update={"dir": _under(run_dir, checkpoints.dir)}),
             "metrics": metrics.model_copy(
@@ -114,9 +115,11 @@ def _completed(settings: Settings, base: Path) -> Settings:
     )
 
 
-def _completed_worker(worker: WorkerSettings, base: Path) -> WorkerSettings:
+def _completed_worker(worker: WorkerSettings, base: Path, own_python: Path) -> WorkerSettings:
+    python = worker.python if "python" in worker.model_fields_set else own_python
     # A bare name ("python3") is looked up in PATH by whoever reads the file.
-    python = worker.python if len(worker.python.parts) == 1 else _under(base, worker.python)
+    if len(python.parts) > 1:
+        python = _under(base, python)
     module = worker.module
     if worker.script is None and module is None:
         module = DEFAULT_MODULE
@@ -140,4 +143,4 @@ def _default_ladder(preset: Preset) -> tuple[RungSettings, ...]:
 
 
 def _under(base: Path, path: Path) -> Path:
-    return Path(os.path.normpath(base / path))
+    return Path(posixpath.normpath(base / path))

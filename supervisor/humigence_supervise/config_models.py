@@ -5,7 +5,6 @@ The descriptions are the documentation that `humigence-supervise schema config` 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -51,7 +50,7 @@ class WorkerSettings(Model):
     """Python module, as after `python -m`. Default: `humigence_worker.train`."""
     args: Args = ()
     """Arguments in every attempt. Relative paths in them are seen from `cwd`."""
-    python: Path = Field(default_factory=lambda: Path(sys.executable))
+    python: Path = Field(default_factory=lambda: Path("python3"))
     """Interpreter: a path relative to this file, or a bare name; default: the supervisor's own."""
     cwd: Path = Path()
     """Working folder, relative to this file; default: this file's folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from humigence_supervise.config import ConfigError, Settings, parse_settings
@@ -20,7 +21,7 @@ def read_settings(path: Path) -> Settings:
         ConfigError: the file cannot be read, or what it says cannot be used.
     """
     absolute = Path(os.path.realpath(path.parent)) / path.name
-    settings = parse_settings(_read(absolute), absolute)
+    settings = parse_settings(_read(absolute), absolute, own_python=Path(sys.executable))
     found = shutil.which(settings.worker.python)
     if found is None:
         return settings  # preflight says so, with everything else that is missing

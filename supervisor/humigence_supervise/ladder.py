@@ -1,0 +1,237 @@
+"""The ladder: rungs, world sizes, the sums of a step, and the plan of one attempt.
+
+Everything is decided here, nothing is done: a LaunchPlan is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from humigence_supervise.batching import PlanError, batch_of_rung
+from humigence_supervise.command import LOOPBACK, command_line, worker_arguments
+from humigence_supervise.config_models import RungSettings, Settings
+from humigence_supervise.contract import (
+    ATTEMPTS_DIR,
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_DIR,
+    ENV_CHECKPOINT_DIR,
+    ENV_GLOBAL_BATCH,
+    ENV_GRAD_ACCUM,
+    ENV_MICRO_BATCH,
+    ENV_PROGRESS_DIR,
+    ENV_RESUME_FROM,
+    ENV_RUN_DIR,
+    ENV_RUN_ID,
+    ENV_RUNG,
+    ENV_VIRTUAL_RANKS,
+    PROGRESS_DIR,
+    attempt_name,
+)
+from humigence_supervise.domain import (
+    Accelerator,
+    Batch,
+    Checkpoint,
+    EnvChange,
+    Gpu,
+    Host,
+    Launcher,
+    LaunchPlan,
+    Rung,
+    RunPaths,
+)
+from humigence_supervise.environment import CONTRACT, foreign, hardened
+from humigence_supervise.gpu_choice import select_gpus
+
+__all__ = [
+    "PlanError",
+    "first_world_size",
+    "plan",
+    "resolve_accelerator",
+    "rungs",
+    "select_gpus",
+    "world_size",
+]
+
+CPU_RANKS_OF_ALL: Final = 2
+"""Ranks of `"gpus": "all"` on the CPU: enough for a real collective, few enough for a laptop."""
+
+
+def rungs(settings: Settings) -> tuple[Rung, ...]:
+    """Return the ladder, best rung first, with every launcher decided."""
+    return tuple(
+        Rung(
+            name=rung.name,
+            gpus=rung.gpus,
+            launcher=_launcher(rung),
+            env=tuple(rung.env.items()),
+            args=rung.args,
+        )
+        for rung in settings.ladder
+    )
+
+
+def resolve_accelerator(settings: Settings, host: Host) -> tuple[Accelerator, str]:
+    """Return the device type of the run, and the sentence that says why."""
+    match settings.accelerator:
+        case "cpu":
+            return Accelerator.CPU, "cpu (gloo), as the configuration says"
+        case "cuda":
+            return Accelerator.CUDA, "cuda (nccl), as the configuration says"
+        case "auto" if host.gpus:
+            return Accelerator.CUDA, f"cuda (nccl): {len(host.gpus)} visible GPU(s)"
+        case _:
+            return Accelerator.CPU, "cpu (gloo): no CUDA GPU is visible"
+
+
+def world_size(rung: Rung, host: Host, accelerator: Accelerator) -> int:
+    """Return how many ranks the rung starts. "all" on the CPU is two, or one on one core."""
+    match rung.gpus:
+        case int():
+            return rung.gpus
+        case tuple():
+            return len(rung.gpus)
+        case _ if accelerator is Accelerator.CPU:
+            return min(CPU_RANKS_OF_ALL, host.cpu_count)
+        case _:
+            return len(host.gpus)
+
+
+def first_world_size(settings: Settings, host: Host) -> int:
+    """Return the world size of the first rung: the number of virtual ranks of the run."""
+    accelerator, _ = resolve_accelerator(settings, host)
+    return world_size(rungs(settings)[0], host, accelerator)
+
+
+def plan(
+    settings: Settings,
+    paths: RunPaths,
+    rung_index: int,
+    *,
+    host: Host,
+    attempt: int,
+    resume_from: Checkpoint | None,
+    port: int,
+    inherited: Mapping[str, str],
+    micro_samples: int | None = None,
+    excluded_gpus: frozenset[str] = frozenset(),
+    virtual_ranks: int | None = None,
+    accelerator: Accelerator | None = None,
+    debug: bool = False,
+) -> LaunchPlan:
+    """Return the complete plan of one attempt on the rung with this index.
+
+    `port` is a free TCP port, fresh for this attempt. `micro_samples` replaces the configured
+    micro-batch. `inherited` is the environment the attempt will inherit. `virtual_ranks` and
+    `accelerator` are those of the run's first attempt: a GPU that is lost later must change
+    neither the sums nor the device type. None: as this host says, for a run that begins.
+
+    Raises:
+        PlanError: too few GPUs, or a batch that cannot be split; says what would do.
+    """
+    rung = rungs(settings)[rung_index]
+    if accelerator is None:
+        accelerator, _ = resolve_accelerator(settings, host)
+    gpus = () if accelerator is Accelerator.CPU else select_gpus(rung, host, excluded_gpus)
+    ranks = world_size(rung, host, accelerator) if accelerator is Accelerator.CPU else len(gpus)
+    virtual = virtual_ranks or first_world_size(settings, host)
+    batch = batch_of_rung(settings, rung.name, ranks, virtual, micro_samples)
+    attempt_dir = paths.run_dir / ATTEMPTS_DIR / attempt_name(attempt)
+    hardening = hardened(
+        host,
+        accelerator,
+        attempt_dir,
+        run_id=paths.id,
+        grace_s=settings.stop.grace_s,
+        inherited=inherited,
+        user=settings.worker.env,
+        rung_env=dict(rung.env),
+        debug=debug,
+    )
+    own = {
+        ENV_RUN_DIR: str(paths.run_dir),
+        ENV_RUN_ID: paths.id,
+        ENV_ATTEMPT: str(attempt),
+        ENV_RUNG: rung.name,
+        ENV_RESUME_FROM: str(resume_from.path) if resume_from else "",
+        ENV_CHECKPOINT_DIR: str(paths.checkpoint_dir),
+        ENV_PROGRESS_DIR: str(attempt_dir / PROGRESS_DIR),
+        ENV_ATTEMPT_DIR: str(attempt_dir),
+        ENV_VIRTUAL_RANKS: str(virtual),
+        **_batch_env(batch),
+    }
+    env = (
+        *hardening,
+        *(EnvChange(name, value, CONTRACT, "what a worker gets") for name, value in own.items()),
+        _visible_devices(gpus),
+        *(_process_env(port) if rung.launcher is Launcher.PYTHON else ()),
+    )
+    values = {
+        "checkpoint": str(resume_from.path) if resume_from else "",
+        "micro_batch": str(batch.micro_samples) if batch else "",
+        "grad_accum": str(batch.grad_accum) if batch else "",
+        "world_size": str(ranks),
+        "run_dir": str(paths.run_dir),
+        "attempt": str(attempt),
+    }
+    return LaunchPlan(
+        attempt=attempt,
+        rung=rung.name,
+        rung_index=rung_index,
+        launcher=rung.launcher,
+        world_size=ranks,
+        argv=command_line(
+            settings.worker,
+            rung.launcher,
+            worker_arguments(settings.worker, rung, batch, resume_from, values),
+            ranks=ranks,
+            port=port,
+            rendezvous_id=f"{paths.id}-{attempt}",
+        ),
+        env=env,
+        unset_env=foreign(inherited, frozenset(change.name for change in env)),
+        cwd=settings.worker.cwd,
+        attempt_dir=attempt_dir,
+        gpus=gpus,
+        batch=batch,
+        resume_from=resume_from,
+        grace_s=settings.stop.grace_s,
+    )
+
+
+def _launcher(rung: RungSettings) -> Launcher:
+    one = rung.gpus == 1 or (isinstance(rung.gpus, tuple) and len(rung.gpus) == 1)
+    return rung.launcher or (Launcher.PYTHON if one else Launcher.TORCHRUN)
+
+
+def _batch_env(batch: Batch | None) -> dict[str, str]:
+    if batch is None:
+        return {ENV_GLOBAL_BATCH: "", ENV_MICRO_BATCH: "", ENV_GRAD_ACCUM: ""}
+    return {
+        ENV_GLOBAL_BATCH: str(batch.global_samples),
+        ENV_MICRO_BATCH: str(batch.micro_samples),
+        ENV_GRAD_ACCUM: str(batch.grad_accum),
+    }
+
+
+def _visible_devices(gpus: tuple[Gpu, ...]) -> EnvChange:
+    why = (
+        "the GPUs of this rung by UUID: the first is cuda:0"
+        if gpus
+        else "a run on the CPU never touches a GPU"
+    )
+    return EnvChange("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in gpus), CONTRACT, why)
+
+
+def _process_env(port: int) -> tuple[EnvChange, ...]:
+    """Return what torchrun would set for the only rank of a world of one."""
+    values = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+    }
+    why = "a world of one, as torchrun would say it"
+    return tuple(EnvChange(name, value, CONTRACT, why) for name, value in values.items())
