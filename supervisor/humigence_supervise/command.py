@@ -39,7 +39,7 @@ def command_line(
         f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         "--rdzv-backend=static",
-        f"--master-addr={_LOOPBACK}",
+        f"--master-addr={LOOPBACK}",
         f"--master-port={port}",
         f"--rdzv-id={rendezvous_id}",
         *program,
