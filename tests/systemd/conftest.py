@@ -198,3 +198,16 @@ def box():
         yield box
     finally:
         box.shut()
+
+
+@pytest.fixture
+def until():
+    """Give a function that polls for a fact and says what it waited for."""
+
+    def poll(fact, what, timeout_s=30):
+        deadline = time.monotonic() + timeout_s
+        while not fact():
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+            time.sleep(0.1)
+
+    return poll

@@ -110,13 +110,27 @@ def test_stop_post_stops_only_what_nobody_will_adopt(tmp_path, result, status, s
     program.write_text('#!/bin/sh\necho "called $*"\n')
     program.chmod(0o755)
     (line,) = settings("ExecStopPost")
-    line = line.replace("$$", "$").replace(PROGRAM, str(program)).replace("%S", "/var/lib")
+    line = line.replace("$$", "$").replace(PROGRAM, str(program))
+    (tmp_path / "journal.jsonl").touch()
     ended = subprocess.run(
-        shlex.split(line.replace("%i", "demo")),
+        shlex.split(line.replace("%S/humigence/%i", str(tmp_path))),
         env={"PATH": "/usr/bin:/bin", "SERVICE_RESULT": result, "EXIT_STATUS": status},
         text=True,
         capture_output=True,
         check=True,
         timeout=10,
     )
-    assert ended.stdout == ("called stop /var/lib/humigence/demo\n" if stops else "")
+    assert ended.stdout == (f"called stop {tmp_path}\n" if stops else "")
+
+
+def test_stop_post_says_nothing_of_a_run_that_never_began(tmp_path):
+    """A config refused before the first journal line leaves no run to stop, and no complaint."""
+    (line,) = settings("ExecStopPost")
+    line = line.replace("$$", "$").replace(PROGRAM, "/bin/false")
+    ended = subprocess.run(
+        shlex.split(line.replace("%S/humigence/%i", str(tmp_path))),
+        env={"PATH": "/usr/bin:/bin", "SERVICE_RESULT": "exit-code", "EXIT_STATUS": "78"},
+        check=False,
+        timeout=10,
+    )
+    assert ended.returncode == 0
