@@ -100,13 +100,13 @@ class Section(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One visible GPU."""
+    """One visible GPU. Memory is None where only the kernel driver could be asked."""
 
     index: int
     uuid: str
     name: str
-    total_mib: int
-    free_mib: int
+    total_mib: int | None
+    free_mib: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,15 @@ class Host:
     """What was read from the machine before an attempt; `None` is unknown.
 
     `gpus` is empty on a machine without a visible NVIDIA GPU. Versions are those the *worker's*
-    interpreter would import, read without importing them.
+    interpreter would import, read without importing them. `unread` says what could not be read,
+    and why, one sentence each.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     torch_version: str | None = None
     cpu_count: int = 1
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

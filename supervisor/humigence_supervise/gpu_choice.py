@@ -19,7 +19,7 @@ def select_gpus(rung: Rung, host: Host, excluded: frozenset[str]) -> tuple[Gpu, 
         case int() as count:
             if len(usable) < count:
                 raise PlanError(_too_few(rung, f"{count} GPU(s)", host, excluded))
-            best = sorted(usable, key=lambda gpu: (-gpu.free_mib, gpu.index))[:count]
+            best = sorted(usable, key=lambda gpu: (-(gpu.free_mib or 0), gpu.index))[:count]
             return tuple(sorted(best, key=lambda gpu: gpu.index))
         case tuple() as names:
             return tuple(_named(rung, name, usable, host, excluded) for name in names)

@@ -81,7 +81,8 @@ def resolve_accelerator(settings: Settings, host: Host) -> tuple[Accelerator, st
         case "auto" if host.gpus:
             return Accelerator.CUDA, f"cuda (nccl): {len(host.gpus)} visible GPU(s)"
         case _:
-            return Accelerator.CPU, "cpu (gloo): no CUDA GPU is visible"
+            why = "; ".join(("no CUDA GPU is visible", *host.unread))
+            return Accelerator.CPU, f"cpu (gloo): {why}"
 
 
 def world_size(rung: Rung, host: Host, accelerator: Accelerator) -> int:
