@@ -30,15 +30,14 @@ class GrowingFile:
         try:
             status = self.path.stat()
         except FileNotFoundError:
+            # Without this a new file that is given the same inode would be taken for the old one.
+            self._begin_again()
             return 0
         if not stat.S_ISREG(status.st_mode):
             return 0
         identity = (status.st_dev, status.st_ino)
-        if self._identity is not None and (
-            identity != self._identity or status.st_size < self.offset
-        ):
-            self.offset = 0
-            self.restarts += 1
+        if status.st_size < self.offset or self._identity not in {None, identity}:
+            self._begin_again()
         self._identity = identity
         return status.st_size - self.offset
 
@@ -62,3 +61,8 @@ class GrowingFile:
             os.close(descriptor)
         self.offset += len(data)
         return data
+
+    def _begin_again(self) -> None:
+        if self._identity is not None:
+            self._identity, self.offset = None, 0
+            self.restarts += 1
