@@ -16,7 +16,7 @@ from humigence_supervise.domain import EnvChange, Launcher, LaunchPlan
 PYTHON = sys.executable
 FAST_PYTHON = (PYTHON, "-I", "-S", "-u")
 """An interpreter without site packages: it starts in 10 ms."""
-RANK_ENTRY = Path(launch.__file__).with_name("rank_entry.py")
+RANK_ENTRY = launch.RANK_ENTRY_PROGRAM
 
 LAUNCH_TWO_RANKS = """
 import os, signal, subprocess, sys

@@ -20,7 +20,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any, NoReturn
 
 # Names of contract.py, which a plain file cannot import; a test compares them.
 KEEPER_LOCK = "keeper.lock"
@@ -55,9 +54,11 @@ class Keeper:
     main line acts on it. `gone` is true once waitpid said that no child is left.
     """
 
-    def __init__(self, attempt_dir: str, plan: dict[str, Any]) -> None:
-        """Take what to run from a plan. Raises KeyError, TypeError or ValueError."""
+    def __init__(self, attempt_dir: str) -> None:
+        """Read what to run from plan.json. Raises OSError, ValueError, KeyError, TypeError."""
         self.attempt_dir = attempt_dir
+        with open(self.path(PLAN_FILE), encoding="utf-8") as stream:
+            plan = json.load(stream)
         self.attempt = int(plan["attempt"])
         self.argv = [str(argument) for argument in plan["argv"]]
         self.cwd = str(plan["cwd"])
@@ -144,7 +145,7 @@ class Keeper:
         except OSError as error:
             say(f"{self.path(KEEPER_FILE)} stays without the launcher: {error.strerror}")
 
-    def become_launcher(self, report: int) -> NoReturn:
+    def become_launcher(self, report: int) -> None:
         """In the child: execute the launcher, or tell `report` which file stood in the way."""
         program = self.argv[0]
         failed = "the launcher's process cannot be prepared"
@@ -325,7 +326,7 @@ class Keeper:
         return False
 
 
-def write_json(path: str, value: dict[str, Any]) -> None:
+def write_json(path: str, value: object) -> None:
     """Write a file aside, sync it, rename it, sync its folder. Raises OSError."""
     part = path + ".part"
     with open(part, "wb") as stream:
@@ -430,8 +431,7 @@ def main(arguments: list[str]) -> int:
         return refuse(EXIT_BAD_PLAN, "the keeper takes one argument, the attempt's folder")
     attempt_dir = os.path.abspath(arguments[0])
     try:
-        with open(os.path.join(attempt_dir, PLAN_FILE), encoding="utf-8") as stream:
-            keeper = Keeper(attempt_dir, json.load(stream))
+        keeper = Keeper(attempt_dir)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return refuse(EXIT_BAD_PLAN, f"no usable {PLAN_FILE} in {attempt_dir}: {error!r}")
     run_dir = os.path.dirname(os.path.dirname(attempt_dir))

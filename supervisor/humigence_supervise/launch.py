@@ -36,6 +36,7 @@ from humigence_supervise.plan_file import public_plan
 from humigence_supervise.sweep import members, sweep
 
 __all__ = [
+    "RANK_ENTRY_PROGRAM",
     "Keeper",
     "LaunchError",
     "adopt",
@@ -49,7 +50,9 @@ __all__ = [
 
 START_S = 30.0
 """How long a keeper may take to be ready; it needs some 0.05 s."""
-_KEEPER_PROGRAM = Path(__file__).with_name("keeper.py")
+KEEPER_PROGRAM = Path(__file__).with_name("keeper.py")
+RANK_ENTRY_PROGRAM = Path(__file__).with_name("rank_entry.py")
+"""The doorway that a plan's argv names where the worker's own program would stand."""
 
 
 class LaunchError(OSError):
@@ -175,7 +178,7 @@ def _start_keeper(plan: LaunchPlan, environ: dict[str, str]) -> Keeper:
         try:
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-S", str(_KEEPER_PROGRAM), str(plan.attempt_dir)],
+                [sys.executable, "-I", "-S", str(KEEPER_PROGRAM), str(plan.attempt_dir)],
                 environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
