@@ -7,12 +7,13 @@ does not change when other documents are added, nor from one attempt to the next
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from humigence_worker.records import Part, Record, Shape, read_records
+from humigence_worker.records import Part, Record, Shape, read_lines, read_records
 from humigence_worker.samples import (
     SEPARATOR,
     SampleSet,
@@ -26,6 +27,7 @@ from humigence_worker.sources import Folder, read_folder, read_stdlib, read_text
 
 __all__ = ["Corpus", "SampleSet", "load_dataset", "unigram_bits", "unigram_bits_per_byte"]
 
+_SEPARATOR: Final = bytes([SEPARATOR])
 _HASH_RANGE: Final = 2**64
 
 
@@ -69,20 +71,18 @@ def _from_folder(folder: Folder, name: str, settings: WorkerSettings) -> Corpus:
     documents = folder.documents
     if not documents:
         raise WorkerConfigError(
-            f"{name}: no text file in this folder ({folder.skipped} skipped: binary, empty, links "
-            'or unreadable). Set "data" to a folder of UTF-8 text or source files.'
+            f"{name}: no text file in this folder ({folder.skipped} skipped: binary, empty, not "
+            'UTF-8 or unreadable). Set "data" to a folder of UTF-8 text or source files.'
         )
     summary = f"{name}: {len(documents)} files, {folder.skipped} skipped"
     if len(documents) == 1:
         return _cut_in_two(documents[0].content, summary, settings)
-    held = _held_out([each.name.encode() for each in documents], settings.heldout_fraction)
-    streams = [
-        _joined(each.content for each, is_held in zip(documents, held, strict=True) if is_held is s)
-        for s in (False, True)
-    ]
-    return _corpus(
-        packed(streams[0], settings.seq_len), packed(streams[1], settings.seq_len), summary
-    )
+    held = _held_out((os.fsencode(each.name) for each in documents), settings.heldout_fraction)
+    streams = (bytearray(_SEPARATOR), bytearray(_SEPARATOR))
+    for document, is_held in zip(documents, held, strict=True):
+        streams[is_held].extend(document.content + _SEPARATOR)
+    train, heldout = (packed(stream, settings.seq_len) for stream in streams)
+    return _corpus(train, heldout, summary)
 
 
 def _from_text(path: Path, settings: WorkerSettings) -> Corpus:
@@ -107,73 +107,85 @@ def _cut_in_two(content: bytes, summary: str, settings: WorkerSettings) -> Corpu
     if not cut:
         raise WorkerConfigError(f"{summary}: one byte cannot be cut in two. Give more text.")
     return _corpus(
-        packed(_joined([content[:cut]]), settings.seq_len),
-        packed(_joined([content[cut:]]), settings.seq_len),
+        packed(bytearray(_SEPARATOR + content[:cut] + _SEPARATOR), settings.seq_len),
+        packed(bytearray(_SEPARATOR + content[cut:] + _SEPARATOR), settings.seq_len),
         f"{summary}, the last part held out",
     )
 
 
 def _from_records(path: Path, settings: WorkerSettings) -> Corpus:
-    records = list(read_records(path))
-    if not records:
+    """Read twice: once for what is held out, once for the records, so that none is kept whole."""
+    held = _held_out((line for _, line in read_lines(path)), settings.heldout_fraction)
+    if not held:
         raise WorkerConfigError(f'{path}: "data" names it, but it holds no record.')
-    held = _held_out([each.raw for each in records], settings.heldout_fraction)
+    sides = (_Side(settings.seq_len), _Side(settings.seq_len))
+    shape = Shape.TEXT
+    for record, is_held in zip(read_records(path), held, strict=True):
+        shape = record.shape
+        sides[is_held].add(record)
     if all(held) or not any(held):
         raise WorkerConfigError(
-            f"{path}: all records are the same ({len(records)}), so none can be held out. "
-            "Give at least two different ones."
+            f"{path}: its {len(held)} records are all the same, so none can be held out. Give at "
+            "least two different ones."
         )
-    train, heldout = (
-        _sample_set(
-            [each for each, is_held in zip(records, held, strict=True) if is_held is s],
-            settings.seq_len,
-            path,
-        )
-        for s in (False, True)
-    )
-    return _corpus(train, heldout, f"{path}: {len(records)} records of shape {records[0].shape}")
+    for side in sides:
+        if shape is not Shape.TEXT and not side.lengths:
+            raise WorkerConfigError(
+                f"{path}: no record to train on, or none held out, has its answer within the first "
+                f'{settings.seq_len} bytes. Raise "seq_len", or give more records.'
+            )
+    summary = f"{path}: {len(held)} records of shape {shape}"
+    cut_off = sides[0].without_answer + sides[1].without_answer
+    if cut_off:
+        summary += f", {cut_off} of them left out (the prompt alone fills seq_len)"
+    return _corpus(sides[0].finish(), sides[1].finish(), summary)
 
 
-def _sample_set(records: Sequence[Record], seq_len: int, path: Path) -> SampleSet:
-    if records[0].shape is Shape.TEXT:
-        return packed(_joined(each.parts[0].content for each in records), seq_len)
-    stream, learn, lengths = bytearray(), bytearray(), []
-    for record in records:
-        symbols, targets = _laid_out(record.parts, seq_len + 1)
-        if any(targets):
-            stream += symbols
-            learn += targets
-            lengths.append(len(symbols))
-    if not lengths:
-        raise WorkerConfigError(
-            f"{path}: every prompt fills the {seq_len} bytes of a sample, so no answer is left to "
-            'learn from. Raise "seq_len".'
-        )
-    return masked(stream, learn, lengths, seq_len)
+class _Side:
+    """The samples of one side of the split while its records come in."""
+
+    def __init__(self, seq_len: int) -> None:
+        self.seq_len = seq_len
+        self.stream = bytearray()
+        self.learn = bytearray()
+        self.lengths: list[int] = []
+        self.without_answer = 0
+
+    def add(self, record: Record) -> None:
+        """Append a text to what is packed, or lay out a record of prompts and answers."""
+        if record.shape is Shape.TEXT:
+            self.stream += _SEPARATOR + record.parts[0].content
+            return
+        symbols, targets = _laid_out(record.parts, self.seq_len + 1)
+        if not any(targets):
+            self.without_answer += 1
+            return
+        self.stream += symbols
+        self.learn += targets
+        self.lengths.append(len(symbols))
+
+    def finish(self) -> SampleSet:
+        if self.lengths:
+            return masked(self.stream, self.learn, self.lengths, self.seq_len)
+        return packed(self.stream + _SEPARATOR, self.seq_len)
 
 
-def _laid_out(parts: Iterable[Part], room: int) -> tuple[bytearray, bytearray]:
+def _laid_out(parts: Sequence[Part], room: int) -> tuple[bytes, bytes]:
     """Return a record's symbols and its target marks, cut off after `room` symbols."""
-    symbols, targets = bytearray([SEPARATOR]), bytearray([0])
+    symbols, targets = bytearray(_SEPARATOR), bytearray([0])
     for part in parts:
         symbols += part.content
         targets += bytes([part.learn]) * len(part.content)
-    symbols.append(SEPARATOR)
-    targets.append(targets[-1])  # an answer that ends the record learns to end
-    return symbols[:room], targets[:room]
+    symbols += _SEPARATOR
+    targets.append(parts[-1].learn)  # an answer at the end learns to end
+    return bytes(symbols[:room]), bytes(targets[:room])
 
 
-def _joined(contents: Iterable[bytes]) -> bytearray:
-    """Return the documents with a separator before, between and after them."""
-    separator = bytes([SEPARATOR])
-    return bytearray(separator + b"".join(content + separator for content in contents))
-
-
-def _held_out(keys: Sequence[bytes], fraction: float) -> list[bool]:
+def _held_out(keys: Iterable[bytes], fraction: float) -> list[bool]:
     """Say for each key whether it is held out; of several different ones, some always are."""
     hashes = [int.from_bytes(hashlib.sha256(key).digest()[:8], "big") for key in keys]
     border = int(fraction * _HASH_RANGE)
-    smallest, largest = min(hashes), max(hashes)
+    smallest, largest = min(hashes, default=0), max(hashes, default=0)
     return [each < max(border, smallest + 1) and each != largest for each in hashes]
 
 

@@ -36,10 +36,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: its raw bytes (its identity) and its parts."""
+    """One line's text."""
 
     shape: Shape
-    raw: bytes
     parts: tuple[Part, ...]
 
 
@@ -47,8 +46,21 @@ class _BadRecordError(ValueError):
     """What is wrong with one line; the reader adds file and line number."""
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number (from 1) and content of every line that is not blank, without a byte order mark.
+
+    Raises:
+        OSError: when the file cannot be read.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            content = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
+            if content:
+                yield number, content
+
+
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a JSONL file in order; blank lines are passed over.
+    """Yield the record of every line of `read_lines`.
 
     Raises:
         WorkerConfigError: for the first line that is no record, or whose shape differs from the
@@ -56,27 +68,23 @@ def read_records(path: Path) -> Iterator[Record]:
         OSError: when the file cannot be read.
     """
     first: tuple[int, Shape] | None = None
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            raw = line.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else line.strip()
-            if not raw:
-                continue
-            try:
-                record = _record(raw)
-            except _BadRecordError as error:
-                raise WorkerConfigError(f"{path}: line {number}: {error}") from None
-            first = first or (number, record.shape)
-            if record.shape is not first[1]:
-                raise WorkerConfigError(
-                    f"{path}: line {number} has the shape {record.shape}, but line {first[0]} has "
-                    f"{first[1]}. Keep one shape in a file."
-                )
-            yield record
+    for number, line in read_lines(path):
+        try:
+            record = _record(line)
+        except _BadRecordError as error:
+            raise WorkerConfigError(f"{path}: line {number}: {error}") from None
+        first = first or (number, record.shape)
+        if record.shape is not first[1]:
+            raise WorkerConfigError(
+                f"{path}: line {number} has the shape {record.shape}, but line {first[0]} has "
+                f"{first[1]}. Keep one shape in a file."
+            )
+        yield record
 
 
-def _record(raw: bytes) -> Record:
+def _record(line: bytes) -> Record:
     try:
-        value: object = json.loads(raw.decode("utf-8"))
+        value: object = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _BadRecordError(
             f"not UTF-8 (byte {error.start} of the line). Save as UTF-8."
@@ -91,11 +99,11 @@ def _record(raw: bytes) -> Record:
     if not isinstance(value, dict):
         raise _BadRecordError(f"holds {json_type(value)}, a JSON object is needed.")
     if "messages" in value:
-        return Record(Shape.MESSAGES, raw, _chat(value["messages"]))
+        return Record(Shape.MESSAGES, _chat(value["messages"]))
     if "instruction" in value:
-        return Record(Shape.INSTRUCTION, raw, _instruction(value))
+        return Record(Shape.INSTRUCTION, _instruction(value))
     if "text" in value:
-        return Record(Shape.TEXT, raw, (Part(_field(value, "text"), learn=True),))
+        return Record(Shape.TEXT, (Part(_field(value, "text"), learn=True),))
     keys = ", ".join(f'"{key}"' for key in list(value)[:5]) or "none"
     raise _BadRecordError(
         'unknown shape. Needed is "text", or "instruction" and "output" (and perhaps "input"), or '

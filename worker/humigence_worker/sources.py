@@ -12,6 +12,7 @@ from typing import Final
 
 from humigence_worker.strict_json import WorkerConfigError
 
+_HEAD_BYTES: Final = 65536
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 
 # Not in every distribution's standard library package, not the library itself, or generated.
@@ -30,7 +31,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What a folder held. `skipped` counts files that are binary, empty, links or unreadable."""
+    """What a folder held. `skipped` counts what is binary, empty, not UTF-8 or unreadable."""
 
     documents: tuple[Document, ...]
     skipped: int
@@ -39,11 +40,11 @@ class Folder:
 def read_folder(root: Path) -> Folder:
     """Read every text file below `root`, in the order of their names.
 
-    Hidden files and folders are passed over; links to folders are not followed, so there is no
-    loop to fall into.
+    Hidden files and folders are passed over. Links are followed, but no folder is read twice, so
+    a loop of links ends.
 
     Raises:
-        WorkerConfigError: when `root` itself cannot be listed.
+        OSError: when `root` itself cannot be listed.
     """
     return _read_tree(root, lambda _: True, frozenset())
 
@@ -55,7 +56,10 @@ def read_stdlib() -> Folder:
         WorkerConfigError: where this interpreter has no source files (a zipped or stripped one).
     """
     root = Path(sysconfig.get_path("stdlib"))
-    folder = _read_tree(root, lambda name: name.endswith(".py"), _NOT_LIBRARY)
+    try:
+        folder = _read_tree(root, lambda name: name.endswith(".py"), _NOT_LIBRARY)
+    except OSError:
+        folder = Folder((), 0)
     if not folder.documents:
         raise WorkerConfigError(
             f"{root}: data is stdlib, but this interpreter came without its library's source. "
@@ -72,7 +76,11 @@ def read_text(path: Path) -> bytes | None:
     """
     if not stat.S_ISREG(path.stat().st_mode):
         return None
-    content = path.read_bytes().removeprefix(_UTF8_BOM)
+    with path.open("rb") as file:
+        content = file.read(_HEAD_BYTES)
+        if b"\0" in content:
+            return None  # most binary files end here, unread
+        content = (content + file.read()).removeprefix(_UTF8_BOM)
     if not content or b"\0" in content:
         return None
     try:
@@ -84,8 +92,9 @@ def read_text(path: Path) -> bytes | None:
 
 def _read_tree(root: Path, wanted: Callable[[str], bool], excluded: frozenset[str]) -> Folder:
     documents = []
+    unlisted: list[OSError] = []
     skipped = 0
-    for name in _names(root, wanted, excluded):
+    for name in _names(root, wanted, excluded, unlisted):
         try:
             content = read_text(root / name)
         except OSError:
@@ -94,17 +103,22 @@ def _read_tree(root: Path, wanted: Callable[[str], bool], excluded: frozenset[st
             skipped += 1
         else:
             documents.append(Document(name, content))
-    return Folder(tuple(documents), skipped)
-
-
-def _names(root: Path, wanted: Callable[[str], bool], excluded: frozenset[str]) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
+    for error in unlisted:
         if error.filename == str(root):
-            raise WorkerConfigError(
-                f"{root}: the folder cannot be listed ({error.strerror}). Check its permissions."
-            ) from None
+            raise error
+    return Folder(tuple(documents), skipped + len(unlisted))
 
-    for folder, folders, files in os.walk(root, onerror=refuse):
+
+def _names(
+    root: Path, wanted: Callable[[str], bool], excluded: frozenset[str], unlisted: list[OSError]
+) -> Iterator[str]:
+    seen = set()
+    for folder, folders, files in os.walk(root, onerror=unlisted.append, followlinks=True):
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(f for f in folders if f not in excluded and not f.startswith("."))
         for name in sorted(files):
             if wanted(name) and not name.startswith("."):

@@ -9,8 +9,12 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Final
 
 JsonObject = dict[str, object]
+
+_LONGEST_WHOLE_NUMBER: Final = 20
+"""Digits of the largest 64-bit number, with a sign to spare."""
 
 
 class WorkerConfigError(ValueError):
@@ -38,6 +42,7 @@ def read_object(path: Path) -> tuple[JsonObject, str]:
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
             parse_float=_finite,
+            parse_int=_whole,
         )
     except json.JSONDecodeError as error:
         raise WorkerConfigError(
@@ -50,8 +55,6 @@ def read_object(path: Path) -> tuple[JsonObject, str]:
         raise WorkerConfigError(
             f"{path}: nested too deeply to be a configuration. Give one flat JSON object."
         ) from None
-    except ValueError as error:  # an integer with more digits than Python converts
-        raise WorkerConfigError(f"{path}: {error}. Give a number of ordinary size.") from None
     if not isinstance(value, dict):
         raise WorkerConfigError(
             f"{path}: the file holds {json_type(value)}, a JSON object {{...}} is needed."
@@ -129,6 +132,15 @@ def _finite(word: str) -> float:
     if not math.isfinite(value):
         raise _RefusedError(word, "too large for a number; give a finite one")
     return value
+
+
+def _whole(word: str) -> int:
+    if len(word) > _LONGEST_WHOLE_NUMBER:
+        raise _RefusedError(
+            word[:_LONGEST_WHOLE_NUMBER],
+            f"begins a number of {len(word)} digits; give a smaller one",
+        )
+    return int(word)
 
 
 def _at_word(text: str, error: _RefusedError) -> str:

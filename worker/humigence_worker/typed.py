@@ -107,9 +107,17 @@ def _plain(value: object, hint: type, place: Place) -> object:
             raise place.error(f"must be true or false, not {json_type(value)}.")
     elif not isinstance(value, str):
         raise place.error(f"must be a string, not {json_type(value)}.")
-    elif not value or "\0" in value:
-        raise place.error("must be a text that is not empty and has no NUL in it.")
+    elif not value or "\0" in value or not _encodable(value):
+        raise place.error("must not be empty, nor hold NUL or half a surrogate pair.")
     return value
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(value: object, base: type, bounds: Range, place: Place) -> int | float:
@@ -119,13 +127,8 @@ def _number(value: object, base: type, bounds: Range, place: Place) -> int | flo
         given = json.dumps(value) if isinstance(value, float) else json_type(value)
         raise place.error(f"must be {allowed}, not {given}.")
     if not bounds.low <= value <= bounds.high:
-        raise place.error(f"must be {allowed}, not {_short(value)}.")
+        raise place.error(f"must be {allowed}, not {value}.")
     return value if whole else float(value)
-
-
-def _short(value: float) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:20]}... ({len(text)} digits)"  # noqa: PLR2004 - a line's width
 
 
 def _word(value: object, words: type[StrEnum], place: Place) -> StrEnum:
