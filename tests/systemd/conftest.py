@@ -134,14 +134,17 @@ class Box:
         enter += ["--uts", "--ipc", "--root", "--wdns=/", "--", "env", "-i"]
         variables = ["HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
         variables += ["SYSTEMD_COLORS=0", "SYSTEMD_PAGER=cat"]
-        return subprocess.run(
+        ended = subprocess.run(
             [*enter, *variables, *argv],
             input=stdin,
             text=True,
             capture_output=True,
-            check=check,
+            check=False,
             timeout=timeout_s,
         )
+        complaint = f"{argv} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}"
+        assert not check or ended.returncode == 0, complaint
+        return ended
 
     def write(self, path, text, mode="0644"):
         """Write a file in the box."""

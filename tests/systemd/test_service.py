@@ -34,7 +34,7 @@ def installed(box):
     box.write("/etc/sysusers.d/humigence-supervise.conf", SYSUSERS.read_text())
     box.run("systemd-sysusers")
     box.install("humigence-supervise@.service", UNIT.read_text())
-    as_user = ["setpriv", "--reuid=humigence", "--regid=humigence", "--clear-groups"]
+    as_user = ["systemd-run", "--wait", "--quiet", "--collect", "--property=User=humigence"]
     readable = box.run(*as_user, PROGRAM, "--help", check=False).returncode == 0
     extra = "" if readable else AS_ROOT  # an interpreter in a private home is closed to the account
     box.install("humigence-supervise@.service.d/test.conf", DROP_IN + extra)
