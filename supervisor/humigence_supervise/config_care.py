@@ -14,7 +14,7 @@ from humigence_supervise.domain import Kind, Remedy
 class MaxAttempts(Model):
     """How many attempts a period may see, whatever their progress."""
 
-    count: Count = 50
+    count: Count = 20
     """Attempts in any period."""
     period_s: Annotated[Seconds, Field(gt=0)] = 86_400.0
     """Length of the period in seconds."""

@@ -45,11 +45,11 @@ from humigence_supervise.gpu_choice import select_gpus
 
 __all__ = [
     "PlanError",
-    "first_world_size",
     "plan",
     "resolve_accelerator",
     "rungs",
     "select_gpus",
+    "virtual_ranks",
     "world_size",
 ]
 
@@ -98,7 +98,7 @@ def world_size(rung: Rung, host: Host, accelerator: Accelerator) -> int:
             return len(host.gpus)
 
 
-def first_world_size(settings: Settings, host: Host) -> int:
+def virtual_ranks(settings: Settings, host: Host) -> int:
     """Return the world size of the first rung: the number of virtual ranks of the run."""
     accelerator, _ = resolve_accelerator(settings, host)
     return world_size(rungs(settings)[0], host, accelerator)
@@ -116,26 +116,25 @@ def plan(
     inherited: Mapping[str, str],
     micro_samples: int | None = None,
     excluded_gpus: frozenset[str] = frozenset(),
-    virtual_ranks: int | None = None,
-    accelerator: Accelerator | None = None,
+    run_virtual_ranks: int | None = None,
+    run_accelerator: Accelerator | None = None,
     debug: bool = False,
 ) -> LaunchPlan:
     """Return the complete plan of one attempt on the rung with this index.
 
     `port` is a free TCP port, fresh for this attempt. `micro_samples` replaces the configured
-    micro-batch. `inherited` is the environment the attempt will inherit. `virtual_ranks` and
-    `accelerator` are those of the run's first attempt: a GPU that is lost later must change
+    micro-batch. `inherited` is the environment the attempt will inherit. `run_virtual_ranks`
+    and `run_accelerator` are what the run began with: a GPU that is lost later must change
     neither the sums nor the device type. None: as this host says, for a run that begins.
 
     Raises:
         PlanError: too few GPUs, or a batch that cannot be split; says what would do.
     """
     rung = rungs(settings)[rung_index]
-    if accelerator is None:
-        accelerator, _ = resolve_accelerator(settings, host)
+    accelerator = run_accelerator or resolve_accelerator(settings, host)[0]
     gpus = () if accelerator is Accelerator.CPU else select_gpus(rung, host, excluded_gpus)
     ranks = world_size(rung, host, accelerator) if accelerator is Accelerator.CPU else len(gpus)
-    virtual = virtual_ranks or first_world_size(settings, host)
+    virtual = run_virtual_ranks or virtual_ranks(settings, host)
     batch = batch_of_rung(settings, rung.name, ranks, virtual, micro_samples)
     attempt_dir = paths.run_dir / ATTEMPTS_DIR / attempt_name(attempt)
     hardening = hardened(

@@ -29,6 +29,31 @@ def read_settings(path: Path) -> Settings:
     return settings.model_copy(update={"worker": worker})
 
 
+def with_run_dir(settings: Settings, run_dir: Path | None) -> Settings:
+    """Return the settings with another run directory, seen from the working folder.
+
+    What lies in the old one (checkpoints, metrics) moves along; None changes nothing.
+    """
+    if run_dir is None:
+        return settings
+    new = run_dir.resolve()
+
+    def moved(path: Path) -> Path:
+        old = settings.run_dir
+        return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+    checkpoints = settings.checkpoints
+    metrics = settings.metrics
+    update = {
+        "run_dir": new,
+        "checkpoints": checkpoints.model_copy(update={"dir": moved(checkpoints.dir)}),
+        "metrics": metrics.model_copy(
+            update={"textfile": metrics.textfile and moved(metrics.textfile)}
+        ),
+    }
+    return settings.model_copy(update=update)
+
+
 def _read(path: Path) -> bytes:
     """Return at most one byte more than a configuration may have."""
     try:
