@@ -43,6 +43,11 @@ class BatchPlan:
         return self.global_samples // (self.virtual_ranks * self.micro_samples)
 
     @property
+    def share(self) -> int:
+        """Virtual ranks of one process: how many devices of the first rung it stands for."""
+        return self.virtual_ranks // self.world_size
+
+    @property
     def per_device_samples(self) -> int:
         """Samples of one process in one optimizer step."""
         return self.global_samples // self.world_size
@@ -54,8 +59,7 @@ class BatchPlan:
 
     def owned(self, rank: int) -> range:
         """Return the virtual ranks that process `rank` runs, in order."""
-        share = self.virtual_ranks // self.world_size
-        return range(rank * share, (rank + 1) * share)
+        return range(rank * self.share, (rank + 1) * self.share)
 
     def step_samples(self, step: int) -> range:
         """Return the samples of step `step` (0-based), counted from the start of the run."""
@@ -147,7 +151,7 @@ def sums_line(plan: BatchPlan) -> str:
     """Return one line that shows the sums of `plan` to a person."""
     return (
         f"batch: {plan.global_samples} samples per optimizer step = {plan.world_size} process(es) "
-        f"x {plan.virtual_ranks // plan.world_size} virtual rank(s) x {plan.accum} micro-batch(es) "
+        f"x {plan.share} virtual rank(s) x {plan.accum} micro-batch(es) "
         f"of {plan.micro_samples}"
     )
 
