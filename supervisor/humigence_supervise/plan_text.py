@@ -1,0 +1,73 @@
+"""The text of a `plan` document, for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from humigence_supervise.printable import for_people
+
+
+def plan_text(document: dict[str, Any]) -> str:
+    """Return the document of `plan_view.plan_document` as text, safe to print."""
+    lines = [*_head(document)]
+    rungs = document["rungs"]
+    for number, rung in enumerate(rungs, start=1):
+        lines += ["", f"Rung {number} of {len(rungs)}: {rung['rung']}", *_rung(rung)]
+    return "\n".join(for_people(line) for line in lines)
+
+
+def _head(document: dict[str, Any]) -> Iterator[str]:
+    host = document["host"]
+    checkpoint = document["checkpoint"]
+    yield f'Plan of the run "{document["name"]}"; nothing was started.'
+    yield f"  configuration  {document['config']}"
+    yield f"  run directory  {document['run_dir']}"
+    yield f"  accelerator    {document['accelerator_why']}"
+    yield f"  machine        {_machine(host)}"
+    for note in host["unread"]:
+        yield f"                 not known: {note}"
+    if checkpoint is None:
+        yield f"  checkpoint     {document['checkpoint_note']}"
+    else:
+        yield f"  checkpoint     step {checkpoint['step']}: {checkpoint['path']}"
+    yield "  The run id and the port are chosen at the start; RUN-ID and 0 stand for them here."
+
+
+def _machine(host: dict[str, Any]) -> str:
+    gpus = ", ".join(_gpu(gpu) for gpu in host["gpus"]) or "no NVIDIA GPU"
+    driver = f", driver {host['driver']}" if host["driver"] else ""
+    return f"{host['cpu_count']} cores, torch {host['torch'] or 'unknown'}, {gpus}{driver}"
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    return f"GPU {gpu['index']} {gpu['name']} ({gpu['uuid']})"
+
+
+def _rung(rung: dict[str, Any]) -> Iterator[str]:
+    if rung["problem"]:
+        yield f"  cannot run here: {rung['problem']}"
+        if not rung["placeholder_gpus"]:
+            return
+        yield "  shown with placeholders for the missing GPUs:"
+    yield f"  launcher     {rung['launcher']}, {rung['world_size']} rank(s)"
+    yield f"  batch        {rung['sums'] or 'not said in the configuration'}"
+    if rung["gpus"]:
+        yield f"  GPUs         {', '.join(_gpu(gpu) for gpu in rung['gpus'])}"
+    if rung["resume_from"]:
+        yield f"  resumes at   step {rung['resume_from']['step']}"
+    yield f"  working in   {rung['cwd']}"
+    yield f"  command      {shlex.join(rung['argv'])}"
+    yield "  environment"
+    width = max(len(_assignment(change)) for change in rung["env"])
+    for change in rung["env"]:
+        source = f" [{change['source']}]" if change["source"] else ""
+        assignment = _assignment(change).ljust(min(width, 60))
+        yield f"    {change['setter']:<9} {assignment}  {change['why']}{source}"
+    for name in rung["unset_env"]:
+        yield f"    removed   {name}"
+
+
+def _assignment(change: dict[str, str]) -> str:
+    return f"{change['name']}={shlex.quote(change['value']) if change['value'] else ''}"
