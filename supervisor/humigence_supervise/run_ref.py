@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from humigence_supervise.contract import JOURNAL_FILE
+from humigence_supervise.printable import for_people
 
 RUNS_DIR: Final = "runs"
 MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
@@ -39,9 +40,8 @@ def resolve(ref: str, cwd: Path) -> Path:
             return attempt(ref, cwd)
         except _NotThisError as error:
             problems.append(f"  {error}")
-    existing = _existing_runs(cwd / RUNS_DIR)
-    message = [f"{ref!r} means no run. Tried:", *problems, existing]
-    raise RunNotFoundError("\n".join(message))
+    message = [f"{ref!r} means no run. Tried:", *problems, _existing_runs(cwd / RUNS_DIR)]
+    raise RunNotFoundError("\n".join(for_people(line) for line in message))
 
 
 def _by_path(ref: str, cwd: Path) -> Path:
