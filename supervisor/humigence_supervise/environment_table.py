@@ -68,8 +68,9 @@ def _cumem_host(scene: Scene) -> str | None:
 
 
 def _ras_address(scene: Scene) -> str:
+    """Give a port made from the folder of all attempts: the same in every attempt of a run."""
     first, count = _RAS_PORTS
-    return f"localhost:{first + zlib.crc32(scene.run_id.encode()) % count}"
+    return f"localhost:{first + zlib.crc32(bytes(scene.attempt_dir.parent)) % count}"
 
 
 def _if_debug(value: str) -> Callable[[Scene], str | None]:

@@ -148,26 +148,30 @@ def plan(
         rung_env=dict(rung.env),
         debug=debug,
     )
-    own = {
-        ENV_RUN_DIR: str(paths.run_dir),
-        ENV_RUN_ID: paths.id,
-        ENV_ATTEMPT: str(attempt),
-        ENV_RUNG: rung.name,
-        ENV_RESUME_FROM: str(resume_from.path) if resume_from else "",
-        ENV_CHECKPOINT_DIR: str(paths.checkpoint_dir),
-        ENV_PROGRESS_DIR: str(attempt_dir / PROGRESS_DIR),
-        ENV_ATTEMPT_DIR: str(attempt_dir),
-        ENV_VIRTUAL_RANKS: str(virtual),
-        **_batch_env(batch),
-    }
+    own = (
+        (ENV_RUN_DIR, str(paths.run_dir), "where everything of the run is"),
+        (ENV_RUN_ID, paths.id, "the same in all attempts"),
+        (ENV_ATTEMPT, str(attempt), "counted from 1"),
+        (ENV_RUNG, rung.name, "the way of running"),
+        (ENV_RESUME_FROM, _path_of(resume_from), "checkpoint to resume from; empty: none"),
+        (ENV_CHECKPOINT_DIR, str(paths.checkpoint_dir), "where checkpoints go"),
+        (ENV_PROGRESS_DIR, str(attempt_dir / PROGRESS_DIR), "where a step leaves its line"),
+        (ENV_ATTEMPT_DIR, str(attempt_dir), "logs and records of this attempt"),
+        (
+            ENV_VIRTUAL_RANKS,
+            str(virtual),
+            "ranks of the first rung: their micro-batches make a step",
+        ),
+        *_batch_env(batch),
+    )
     env = (
         *hardening,
-        *(EnvChange(name, value, CONTRACT, "what a worker gets") for name, value in own.items()),
+        *(EnvChange(name, value, CONTRACT, why) for name, value, why in own),
         _visible_devices(gpus),
         *(_process_env(port) if rung.launcher is Launcher.PYTHON else ()),
     )
     values = {
-        "checkpoint": str(resume_from.path) if resume_from else "",
+        "checkpoint": _path_of(resume_from),
         "micro_batch": str(batch.micro_samples) if batch else "",
         "grad_accum": str(batch.grad_accum) if batch else "",
         "world_size": str(ranks),
@@ -204,14 +208,21 @@ def _launcher(rung: RungSettings) -> Launcher:
     return rung.launcher or (Launcher.PYTHON if one else Launcher.TORCHRUN)
 
 
-def _batch_env(batch: Batch | None) -> dict[str, str]:
-    if batch is None:
-        return {ENV_GLOBAL_BATCH: "", ENV_MICRO_BATCH: "", ENV_GRAD_ACCUM: ""}
-    return {
-        ENV_GLOBAL_BATCH: str(batch.global_samples),
-        ENV_MICRO_BATCH: str(batch.micro_samples),
-        ENV_GRAD_ACCUM: str(batch.grad_accum),
-    }
+def _path_of(checkpoint: Checkpoint | None) -> str:
+    return str(checkpoint.path) if checkpoint else ""
+
+
+def _batch_env(batch: Batch | None) -> tuple[tuple[str, str, str], ...]:
+    sums = (
+        (str(batch.global_samples), str(batch.micro_samples), str(batch.grad_accum))
+        if batch
+        else ("", "", "")
+    )
+    return (
+        (ENV_GLOBAL_BATCH, sums[0], "samples per optimizer step, on every rung"),
+        (ENV_MICRO_BATCH, sums[1], "samples per forward and backward"),
+        (ENV_GRAD_ACCUM, sums[2], "micro-batches of one rank in a step"),
+    )
 
 
 def _visible_devices(gpus: tuple[Gpu, ...]) -> EnvChange:

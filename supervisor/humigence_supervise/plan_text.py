@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from humigence_supervise.printable import for_people
+
+MAX_WIDTH: Final = 48
 
 
 def plan_text(document: dict[str, Any]) -> str:
     """Return the document of `plan_view.plan_document` as text, safe to print."""
     lines = [*_head(document)]
     rungs = document["rungs"]
+    shown: list[dict[str, str]] = []
     for number, rung in enumerate(rungs, start=1):
-        lines += ["", f"Rung {number} of {len(rungs)}: {rung['rung']}", *_rung(rung)]
+        lines += ["", f"Rung {number} of {len(rungs)}: {rung['rung']}", *_rung(rung, shown)]
+        shown = shown or rung.get("env", [])
     return "\n".join(for_people(line) for line in lines)
 
 
@@ -45,7 +49,8 @@ def _gpu(gpu: dict[str, Any]) -> str:
     return f"GPU {gpu['index']} {gpu['name']} ({gpu['uuid']})"
 
 
-def _rung(rung: dict[str, Any]) -> Iterator[str]:
+def _rung(rung: dict[str, Any], shown: list[dict[str, str]]) -> Iterator[str]:
+    """Tell of one rung; of its variables only those that are not `shown` yet with this value."""
     if rung["problem"]:
         yield f"  cannot run here: {rung['problem']}"
         if not rung["placeholder_gpus"]:
@@ -59,12 +64,13 @@ def _rung(rung: dict[str, Any]) -> Iterator[str]:
         yield f"  resumes at   step {rung['resume_from']['step']}"
     yield f"  working in   {rung['cwd']}"
     yield f"  command      {shlex.join(rung['argv'])}"
-    yield "  environment"
-    width = max(len(_assignment(change)) for change in rung["env"])
-    for change in rung["env"]:
+    new = [change for change in rung["env"] if change not in shown]
+    same = len(rung["env"]) - len(new)
+    yield "  environment" + (f"  {same} variables as above, and:" if same else "")
+    width = min(max((len(_assignment(change)) for change in new), default=0), MAX_WIDTH)
+    for change in new:
         source = f" [{change['source']}]" if change["source"] else ""
-        assignment = _assignment(change).ljust(min(width, 60))
-        yield f"    {change['setter']:<9} {assignment}  {change['why']}{source}"
+        yield (f"    {change['setter']:<9} {_assignment(change):<{width}}  {change['why']}{source}")
     for name in rung["unset_env"]:
         yield f"    removed   {name}"
 
