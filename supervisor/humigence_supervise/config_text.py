@@ -98,7 +98,9 @@ def decode(data: bytes) -> str:
             f"save it as UTF-8"
         ) from error
     if not text.strip():
-        raise TextError('is empty; the smallest configuration is {"name": "demo"}')
+        raise TextError(
+            'is empty; a small one is {"name": "demo", "worker": {"script": "train.py"}}'
+        )
     return text
 
 

@@ -160,7 +160,7 @@ def plan(
         (
             ENV_VIRTUAL_RANKS,
             str(virtual),
-            "ranks of the first rung: their micro-batches make a step",
+            "ranks of the first rung; theirs is the work of a step",
         ),
         *_batch_env(batch),
     )
