@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 
 from humigence_supervise.config_models import RungSettings, Settings, WorkerSettings
 from humigence_supervise.config_problems import Problem, describe, readable_path
@@ -70,8 +71,15 @@ def parse_settings(data: bytes, path: Path, *, own_python: Path = Path("python3"
 
 def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of the configuration (draft 2020-12)."""
-    schema = Settings.model_json_schema(by_alias=True, mode="validation")
+    schema = Settings.model_json_schema(schema_generator=_PlainSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+class _PlainSchema(GenerateJsonSchema):
+    """A schema without invented titles; the keys and their descriptions say all."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - theirs
+        return False
 
 
 def _duplicate(duplicate: Duplicate) -> Problem:

@@ -44,12 +44,12 @@ class PolicySettings(Model):
 
     overrides: dict[Kind, Remedy] = Field(default_factory=dict)
     """Action per kind of failure, in place of the default one."""
-    retries: Annotated[int, Field(ge=0, le=1000)] = 2
+    retries: Annotated[int, Field(ge=0, le=1000)] = 1
     """Retries on one rung before the next is tried."""
     attempts_without_progress: Count = 3
     """Attempts in a row without a new checkpoint step that end the run."""
-    max_attempts: MaxAttempts = MaxAttempts()
-    backoff: BackoffSettings = BackoffSettings()
+    max_attempts: MaxAttempts = Field(default_factory=MaxAttempts)
+    backoff: BackoffSettings = Field(default_factory=BackoffSettings)
 
 
 class HangSections(Model):
@@ -72,7 +72,7 @@ class HangSettings(Model):
     """A stall is this many times the run's own usual step time, plus `stall_min_s`."""
     stall_min_s: Seconds = 45.0
     """Seconds without a step that are never a stall."""
-    sections: HangSections = HangSections()
+    sections: HangSections = Field(default_factory=HangSections)
 
 
 class PromoteSettings(Model):
@@ -105,8 +105,8 @@ class CheckpointSettings(Model):
     """Whose layout they have; `auto` looks."""
     keep: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Newest good ones the reference worker keeps."""
-    min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = 256
-    """MiB that must be free there before an attempt starts."""
+    min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    """MiB that must be free there before an attempt starts; never less than one checkpoint takes."""
 
 
 class SuccessSettings(Model):

@@ -52,7 +52,7 @@ class WorkerSettings(Model):
     """Arguments in every attempt. Relative paths in them are seen from `cwd`."""
     python: Path = Field(default_factory=lambda: Path("python3"))
     """Interpreter: a path relative to this file, or a bare name; default: the supervisor's own."""
-    cwd: Path = Path()
+    cwd: Path = Field(default_factory=Path)
     """Working folder, relative to this file; default: this file's folder."""
     env: Env = Field(default_factory=dict)
     """Environment variables; they win over the hardened ones."""
@@ -62,7 +62,7 @@ class WorkerSettings(Model):
     """Arguments added when there is a checkpoint to resume from; default: the preset's."""
     batch_args: Args | None = None
     """Arguments that carry the batch to the worker; default: the preset's."""
-    progress: ProgressSettings = ProgressSettings()
+    progress: ProgressSettings = Field(default_factory=ProgressSettings)
 
     @model_validator(mode="after")
     def _one_program(self) -> Self:
@@ -77,8 +77,7 @@ class BatchSettings(Model):
     """The sums of one optimizer step; `global` never changes, on whatever rung."""
 
     global_samples: Count | None = Field(default=None, alias="global")
-    """Samples per optimizer step, over all ranks. Default: one micro-batch for each rank of the
-    first rung."""
+    """Samples per optimizer step, over all ranks; default: a micro-batch a rank of rung one."""
     micro_samples: Count | None = Field(default=None, alias="micro")
     """Samples per forward/backward of one rank. Default: 4 for the preset `humigence`."""
 
@@ -129,19 +128,19 @@ class Settings(Model):
     """Everything about the run, relative to this file."""
     accelerator: Literal["auto", "cuda", "cpu"] = "auto"
     """`auto` is cuda if a CUDA GPU is visible, else cpu."""
-    worker: WorkerSettings = WorkerSettings()
-    batch: BatchSettings = BatchSettings()
-    ladder: Ladder = ()
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    batch: BatchSettings = Field(default_factory=BatchSettings)
+    ladder: Ladder = Field(default_factory=tuple)
     """Ways of running, best first. Default: all GPUs, then a single one."""
-    policy: PolicySettings = PolicySettings()
-    hang: HangSettings = HangSettings()
-    promote: PromoteSettings = PromoteSettings()
-    checkpoints: CheckpointSettings = CheckpointSettings()
-    success: SuccessSettings = SuccessSettings()
-    stop: StopSettings = StopSettings()
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    hang: HangSettings = Field(default_factory=HangSettings)
+    promote: PromoteSettings = Field(default_factory=PromoteSettings)
+    checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    success: SuccessSettings = Field(default_factory=SuccessSettings)
+    stop: StopSettings = Field(default_factory=StopSettings)
     notify: tuple[NotifySettings, ...] = ()
     """Receivers of events."""
-    metrics: MetricsSettings = MetricsSettings()
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
 
     @model_validator(mode="after")
     def _batch_is_known(self) -> Self:
