@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 
 from humigence_supervise import contract
 from humigence_supervise.domain import (
@@ -20,7 +19,14 @@ from humigence_supervise.domain import (
     StepDown,
     StepUp,
 )
-from humigence_supervise.happenings import Context, Diagnosed, Launched, SignatureSeen
+from humigence_supervise.happenings import (
+    Context,
+    Diagnosed,
+    Launched,
+    NotPrepared,
+    Refused,
+    SignatureSeen,
+)
 from humigence_supervise.records import Event, Json, Level, Record
 from humigence_supervise.state import State
 
@@ -129,13 +135,14 @@ def committed(state: State, context: Context, checkpoint: Checkpoint) -> Record:
     )
 
 
-def refused(path: Path, reason: str) -> Record:
-    """A checkpoint that cannot be trusted is about to be put aside."""
+def refused(one: Refused) -> Record:
+    """A checkpoint cannot be used; a damaged one is about to be put aside."""
+    fate = "put aside" if one.damaged else "left where it is"
     return Record(
         Event.CHECKPOINT_REFUSED,
-        f"{path.name} is refused and put aside: {reason}",
+        f"{one.path.name} is refused and {fate}: {one.reason}",
         Level.WARNING,
-        facts={"path": str(path), "reason": reason},
+        facts={"path": str(one.path), "reason": one.reason, "damaged": one.damaged},
     )
 
 
@@ -146,15 +153,17 @@ def matched(state: State, context: Context, event: SignatureSeen) -> Record:
     )
 
 
+def ended_badly(exit_: RankExit) -> bool:
+    """Say whether a rank's end is known to be a failure; an unknown one is left to the launcher."""
+    return exit_.status.signal is not None or exit_.status.code not in (0, None)
+
+
 def rank_died(state: State, context: Context, exit_: RankExit) -> Record:
     """A rank's process ended badly: the attempt is over as a job."""
     status = exit_.status
+    how = f"exited with code {status.code}"
     if status.signal is not None:
         how = f"was killed by signal {status.signal}"
-    elif status.code is not None:
-        how = f"exited with code {status.code}"
-    else:
-        how = "ended (its exit status could not be read)"
     facts: Facts = {
         "rank": exit_.rank,
         "pid": exit_.pid,
@@ -278,6 +287,12 @@ def completed(reason: str, facts: Mapping[str, Json]) -> Record:
 def ended(event: Event, exit_code: int, reason: str) -> Record:
     """The run ends without reaching its target (`run.failed` or `run.gave_up`)."""
     return Record(event, reason, Level.ERROR, facts={"exit_code": exit_code})
+
+
+def not_prepared(event: NotPrepared) -> Record:
+    """No further attempt can be started, and waiting would not change it."""
+    hopeless = event.exit_code == contract.EXIT_CONFIG
+    return ended(Event.RUN_FAILED if hopeless else Event.RUN_GAVE_UP, event.exit_code, event.reason)
 
 
 def _rung(state: State, context: Context) -> str:

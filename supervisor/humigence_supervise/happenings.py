@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from humigence_supervise import contract
 from humigence_supervise.domain import (
     Checkpoint,
     Diagnosis,
@@ -30,19 +31,29 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A checkpoint that is not used. Only a `damaged` one is put aside; others are unreadable."""
+
+    path: Path
+    reason: str
+    damaged: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A plan for the next attempt, and checkpoints refused on the way (path, reason)."""
+    """A plan for the next attempt, and the newer checkpoints refused on the way."""
 
     plan: LaunchPlan
-    refused: tuple[tuple[Path, str], ...] = ()
+    refused: tuple[Refused, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NotPrepared:
-    """No attempt can be started: for want of `need_mib` of space, or for good (`reason`)."""
+    """No attempt can be started: `need_mib` of space are wanting, or the run ends with a code."""
 
     reason: str
     need_mib: int | None = None
+    exit_code: int = contract.EXIT_CONFIG
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _ready(state: State, event: Happening, context: Context) -> Actions:
                 return (
                     Append(entries.waits_for_space(state, context, event.reason, event.need_mib)),
                 )
-            return (Append(entries.ended(Event.RUN_FAILED, contract.EXIT_CONFIG, event.reason)),)
+            return (Append(entries.not_prepared(event)),)
         case StopRequested():
             return (Append(entries.stopped(event.exit_code)),)
         case _:
@@ -159,7 +159,7 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
         case SignatureSeen():
             return (Append(entries.matched(state, context, event)),)
         case RankDied():
-            if event.exit.status.ok or state.stop is not None:
+            if not entries.ended_badly(event.exit) or state.stop is not None:
                 return ()
             return (Append(entries.rank_died(state, context, event.exit)), Clear())
         case TreeGone():
@@ -258,8 +258,10 @@ def _ended(state: State, event: Happening, context: Context) -> Actions:
 
 def _planned(event: Prepared) -> Actions:
     actions: list[Action] = []
-    for path, reason in event.refused:
-        actions += [Append(entries.refused(path, reason)), Quarantine(path, reason)]
+    for one in event.refused:
+        actions.append(Append(entries.refused(one)))
+        if one.damaged:
+            actions.append(Quarantine(one.path, one.reason))
     return (*actions, Append(entries.planned(event.plan)), Launch(event.plan))
 
 

@@ -109,12 +109,12 @@ class Backoff:
 class Policy:
     """The budgets and overrides of one run.
 
-    `retries` bounds fruitless attempts on one rung. `max_attempts` failures within `period_s`
-    seconds end the run, whatever progress was made.
+    `retries` is how often a retry is repeated before the row's next move. `max_attempts`
+    failures within `period_s` seconds end the run, whatever progress was made.
     """
 
     overrides: Mapping[Kind, Remedy] = field(default_factory=dict)
-    retries: int = 2
+    retries: int = 1
     attempts_without_progress: int = 3
     max_attempts: int = 20
     period_s: float = 86_400.0
@@ -142,9 +142,10 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision
     if diagnosis.kind is Kind.HEALTHY:
         return Complete(diagnosis.reason)
     spent = _budget_spent(policy, standing)
-    moves = _row(policy, diagnosis.kind)
-    now, *_ = reversed(standing.incidents)
-    if moves[0] is not Move.STOP and spent:
+    now = standing.incidents[-1]
+    lowest = now.rung_index + 1 >= standing.rung_count
+    moves = _row(policy, diagnosis.kind, lowest=lowest)
+    if spent and moves[0] is not Move.STOP:
         return Stop(spent, hopeless=False)
     if diagnosis.kind is Kind.USER_CODE and now.last_step <= now.first_step:
         return Stop(
@@ -153,8 +154,6 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision
         )
     earlier = _fruitless_before(standing.incidents)
     used = sum(1 for one in earlier if (one.kind, one.rung_index) == (now.kind, now.rung_index))
-    if _is_deterministic(now, standing.incidents[:-1]) and _shrinks_no_batch(moves, used):
-        return _skip_rung(now, standing)
     for move in (*moves[used:], Move.STOP):
         decision = _try(move, policy, standing, diagnosis)
         if decision is not None:
@@ -162,9 +161,12 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision
     raise AssertionError("Move.STOP is always possible")
 
 
-def _row(policy: Policy, kind: Kind) -> tuple[Move, ...]:
+def _row(policy: Policy, kind: Kind, *, lowest: bool) -> tuple[Move, ...]:
+    """Return the moves for a kind, in order, as far as this rung allows them."""
     override = policy.overrides.get(kind)
-    return MOVES[kind] if override is None else OVERRIDES[override]
+    row = MOVES[kind] if override is None else OVERRIDES[override]
+    times = {Move.RETRY: policy.retries, Move.DOWN: 0 if lowest else 1}
+    return tuple(move for move in row for _ in range(times.get(move, 1)))
 
 
 def made_progress(incident: Incident) -> bool:
@@ -212,12 +214,6 @@ def _is_deterministic(now: Incident, before: tuple[Incident, ...]) -> bool:
     )
 
 
-def _shrinks_no_batch(moves: tuple[Move, ...], used: int) -> bool:
-    """A smaller micro-batch changes the cause, a full disk is waited for: neither is repetition."""
-    upcoming = moves[used : used + 1]
-    return not {Move.SHRINK, Move.WAIT_SPACE, Move.OLDER} & set(upcoming)
-
-
 def _skip_rung(now: Incident, standing: Standing) -> Decision:
     if now.rung_index + 1 < standing.rung_count:
         return StepDown(
@@ -239,21 +235,14 @@ def _largest_divisor_below(micro: int) -> int:
 def _try(move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision | None:
     """Return the decision a move makes here, or None where it is impossible."""
     now = standing.incidents[-1]
-    fruitless = len(_fruitless_before(standing.incidents))
     match move:
         case Move.RETRY:
-            on_rung = sum(
-                1
-                for one in _fruitless_before(standing.incidents)
-                if one.rung_index == now.rung_index
-            )
-            if on_rung >= policy.retries:
-                return None
+            if _is_deterministic(now, standing.incidents[:-1]):
+                return _skip_rung(now, standing)
+            fruitless = len(_fruitless_before(standing.incidents))
             delay_s = policy.backoff.delay_s(fruitless, standing.chance)
             return Retry(f"{diagnosis.kind.value} may pass: the same rung again.", delay_s)
         case Move.DOWN:
-            if now.rung_index + 1 >= standing.rung_count:
-                return None
             return StepDown(
                 f"{diagnosis.kind.value} on this rung: the next lower one avoids it.",
                 now.rung_index + 1,

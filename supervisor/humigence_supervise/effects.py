@@ -1,0 +1,222 @@
+"""Carry out the machine's actions; each answers with what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from humigence_supervise import contract, ladder, launch
+from humigence_supervise.accounting import account_run, ledger_facts
+from humigence_supervise.catalogue import Catalogue
+from humigence_supervise.checkpoints import choose
+from humigence_supervise.checkpoints.verdict import Standing
+from humigence_supervise.checkpoints.verify import verify
+from humigence_supervise.diagnose import diagnose
+from humigence_supervise.domain import Kind, LaunchPlan
+from humigence_supervise.happenings import (
+    Diagnosed,
+    Happening,
+    Launched,
+    NotLaunched,
+    NotPrepared,
+    Prepare,
+    Prepared,
+    Refused,
+    TreeGone,
+)
+from humigence_supervise.observe.attempt import AttemptWatch
+from humigence_supervise.observe.evidence import gather
+from humigence_supervise.observe.host import read_host
+from humigence_supervise.records import Json
+from humigence_supervise.run import Run
+from humigence_supervise.state import State
+from humigence_supervise.systemd import UNSET_FOR_CHILDREN
+
+
+class Effects:
+    """The hands of one run; they hold at most one attempt at a time."""
+
+    def __init__(self, run: Run, catalogue: Catalogue) -> None:
+        """Work for `run`."""
+        self._run = run
+        self._catalogue = catalogue
+        self.keeper: launch.Keeper | None = None
+        self.watch: AttemptWatch | None = None
+        self._clearing_since = 0.0
+
+    # --- before an attempt ----------------------------------------------------------------------
+
+    def prepare(self, wanted: Prepare) -> Happening:
+        """Choose a checkpoint, look at the disk and the GPUs, and plan the attempt."""
+        run = self._run
+        folder = run.paths.checkpoint_dir
+        choice = choose.newest_good(folder, run=None)
+        if not choice.folder_read:
+            return NotPrepared(choice.note, exit_code=contract.EXIT_GAVE_UP)
+        need_mib = self._need_mib()
+        free_mib = self.free_mib()
+        if free_mib is not None and free_mib < need_mib:
+            reason = f"{folder} has {free_mib} MiB free, the next checkpoint needs {need_mib} MiB."
+            return NotPrepared(reason, need_mib=need_mib)
+        try:
+            plan = ladder.plan(
+                run.settings,
+                run.paths,
+                wanted.rung_index,
+                host=read_host(run.settings.worker.python),
+                attempt=wanted.attempt,
+                resume_from=choice.checkpoint,
+                port=launch.free_port(),
+                inherited=os.environ,
+                micro_samples=wanted.micro_samples,
+                debug=run.debug,
+            )
+        except ValueError as error:
+            return NotPrepared(str(error), exit_code=contract.EXIT_CONFIG)
+        refused = tuple(
+            Refused(one.path, one.reason, damaged=one.standing is Standing.DAMAGED)
+            for one in choice.refused
+        )
+        return Prepared(plan, refused)
+
+    def quarantine(self, path: Path, reason: str) -> None:
+        """Put a bad checkpoint aside; one that is gone already needs nothing."""
+        if path.exists():
+            choose.quarantine(path, reason)
+
+    def quarantine_step(self, step: int, reason: str) -> None:
+        """Put the checkpoint of a step aside."""
+        self.quarantine(self._run.paths.checkpoint_dir / contract.checkpoint_name(step), reason)
+
+    def free_mib(self) -> int | None:
+        """Return the room where checkpoints go, None when it cannot be asked."""
+        return choose.free_mib(self._run.paths.checkpoint_dir)
+
+    def _need_mib(self) -> int:
+        known = choose.needed_mib(self._run.paths.checkpoint_dir)
+        return max(self._run.settings.checkpoints.min_free_mib, known or 0)
+
+    # --- an attempt -----------------------------------------------------------------------------
+
+    def launch(self, plan: LaunchPlan) -> Happening:
+        """Start the plan's keeper."""
+        environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
+        try:
+            self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
+        except launch.LaunchError as error:
+            return NotLaunched(str(error))
+        self.watch = self._watch(plan.attempt, plan.world_size)
+        return Launched(self.keeper.process, plan.world_size, plan.resume_from)
+
+    def recover(self, attempt: int) -> Happening:
+        """Find the attempt a supervisor before us started: alive, ended, or never begun."""
+        folder = self._run.attempt_dir(attempt)
+        world_size = _planned_world_size(folder)
+        self.keeper = launch.adopt(self._run.paths.run_dir, attempt)
+        self.watch = self._watch(attempt, world_size)
+        if self.keeper is not None:
+            return Launched(self.keeper.process, world_size, adopted=True)
+        if launch.read_exit(folder) is None and not (folder / contract.KEEPER_FILE).exists():
+            return NotLaunched("the supervisor before this one ended before it was started")
+        return self.attempt_gone(attempt)
+
+    def terminate(self) -> None:
+        """Ask the attempt to save and exit."""
+        if self.keeper is not None:
+            self.keeper.stop()
+
+    def clear(self) -> None:
+        """Have the attempt's whole tree killed."""
+        self._clearing_since = self._clearing_since or time.monotonic()
+        if self.keeper is not None:
+            self.keeper.clear()
+
+    def attempt_gone(self, attempt: int) -> TreeGone:
+        """Say how the attempt ended, once its keeper has; what a dead keeper left is killed."""
+        took_s = time.monotonic() - self._clearing_since if self._clearing_since else 0.0
+        self._clearing_since = 0.0
+        if self.keeper is not None:
+            self.keeper.reap()
+            self.keeper.close()
+            self.keeper = None
+        record = launch.read_exit(self._run.attempt_dir(attempt))
+        if record is None or not record["cleared"]:
+            killed = launch.sweep(self._run.paths.id, attempt)
+            how = f"The keeper ended before its work was done; {len(killed)} processes were left."
+            return TreeGone(how, took_s, {"swept_pids": list(killed)})
+        launcher = record["launcher"]
+        if launcher is None:
+            return TreeGone(f"The launcher could not be started: {record['error']}", took_s)
+        facts: dict[str, Json] = {
+            "launcher_pid": launcher["pid"],
+            "launcher_code": launcher["code"],
+            "launcher_signal": launcher["signal"],
+        }
+        if launcher["signal"] is not None:
+            how = f"The launcher was killed by signal {launcher['signal']}."
+        else:
+            how = f"The launcher exited with code {launcher['code']}."
+        return TreeGone(how, took_s, facts)
+
+    def last_words(self) -> Iterator[Happening]:
+        """Return what the attempt still had to say after its end."""
+        while self.watch is not None and (happenings := self.watch.poll()):
+            yield from happenings
+
+    # --- after an attempt -----------------------------------------------------------------------
+
+    def gather(self, state: State) -> Happening:
+        """Read the evidence of the ended attempt and diagnose it."""
+        run = self._run
+        folder = run.attempt_dir(state.attempt)
+        world_size = _planned_world_size(folder)
+        watch = self.watch or self._watch(state.attempt, world_size)
+        watch.poll()
+        progress = watch.last_progress
+        last_step = state.first_step if progress is None else progress.step
+        evidence = gather(
+            folder,
+            world_size=world_size,
+            accelerator=run.accelerator,
+            first_dead=watch.first_dead,
+            first_step=state.first_step,
+            last_step=last_step,
+            target_step=run.settings.success.target_step or watch.target_step,
+            rank_exits=watch.exits,
+            disk_free_mib=self.free_mib(),
+            stop_requested=state.stop is not None,
+            hang_suspected=False,
+        )
+        watch.close()
+        self.watch = None
+        diagnosis = diagnose(evidence)
+        facts: dict[str, Json] = {"unread": list(evidence.unread), "last_step": last_step}
+        if diagnosis.kind is Kind.HEALTHY:
+            facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
+        room_mib = max(self._need_mib(), (evidence.disk_free_mib or 0) + 1)
+        return Diagnosed(diagnosis, last_step, self._checkpoint_step(), room_mib, facts)
+
+    def _checkpoint_step(self) -> int:
+        """Return the newest step whose checkpoint looks whole; its digests are read on resume."""
+        try:
+            found = choose.candidates(self._run.paths.checkpoint_dir)
+        except OSError:
+            return 0
+        whole = (one.step for one in found if verify(one.path, digests=False).good)
+        return next(whole, 0)
+
+    def _watch(self, attempt: int, world_size: int) -> AttemptWatch:
+        folder = self._run.attempt_dir(attempt)
+        return AttemptWatch(folder, world_size, self._run.paths.checkpoint_dir, self._catalogue)
+
+
+def _planned_world_size(attempt_dir: Path) -> int:
+    """Return the ranks of an attempt from its plan.json; 1 when that was never written."""
+    try:
+        plan = json.loads((attempt_dir / contract.PLAN_FILE).read_text(encoding="utf-8"))
+        return int(plan["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1

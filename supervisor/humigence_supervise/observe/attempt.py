@@ -1,0 +1,118 @@
+"""Everything a live attempt shows, as happenings: exits, progress, checkpoints, log lines."""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+
+from humigence_supervise import contract
+from humigence_supervise.catalogue import Catalogue
+from humigence_supervise.checkpoints.choose import candidates
+from humigence_supervise.checkpoints.verify import verify
+from humigence_supervise.domain import Progress, RankExit, Role, Section
+from humigence_supervise.happenings import (
+    CheckpointSeen,
+    Happening,
+    ProgressMade,
+    RankDied,
+    SignatureSeen,
+)
+from humigence_supervise.observe.exits import RankWatch
+from humigence_supervise.observe.logs import LogTail
+from humigence_supervise.observe.progress import ProgressTail
+
+SIGNATURES_MAX = 20
+"""Distinct root signatures journaled of one attempt while it lives; the diagnosis reads all."""
+
+
+class AttemptWatch:
+    """The eyes on one attempt. `poll` is cheap where nothing changed and never blocks."""
+
+    def __init__(
+        self, attempt_dir: Path, world_size: int, checkpoint_dir: Path, catalogue: Catalogue
+    ) -> None:
+        """Watch the attempt that writes into `attempt_dir`."""
+        self._ranks = RankWatch(attempt_dir, world_size)
+        self._progress = ProgressTail(attempt_dir / contract.PROGRESS_DIR)
+        self._checkpoint_dir = checkpoint_dir
+        self._seen_checkpoint = -1
+        self._catalogue = catalogue
+        self._tails = [
+            (rank, LogTail(attempt_dir / contract.RANKS_DIR / str(rank) / "stderr.log"))
+            for rank in range(world_size)
+        ]
+        self._matched: set[tuple[int, str]] = set()
+        self.exits: dict[int, RankExit] = {}
+        self.first_dead: int | None = None
+        self.last_progress: Progress | None = None
+        self.target_step: int | None = None
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what becomes readable when a rank ends."""
+        return self._ranks.fds
+
+    def poll(self) -> list[Happening]:
+        """Return what happened since the last poll."""
+        return [*self._progressed(), *self._saved(), *self._spoke(), *self._died()]
+
+    def close(self) -> None:
+        """Let go of the pidfds."""
+        self._ranks.close()
+
+    def _died(self) -> list[Happening]:
+        happenings: list[Happening] = []
+        gone = self._ranks.discover()
+        readable = select.select(self._ranks.fds, [], [], 0)[0]
+        for exit_ in (*gone, *self._ranks.exits(readable)):
+            self.exits[exit_.rank] = exit_
+            if self.first_dead is None and not exit_.status.ok:
+                self.first_dead = exit_.rank
+            happenings.append(RankDied(exit_))
+        return happenings
+
+    def _progressed(self) -> list[Happening]:
+        newest = self.last_progress
+        for progress in self._progress.poll():
+            if progress.target_step is not None:
+                self.target_step = progress.target_step
+            if progress.section in (Section.INIT, Section.TRAIN) and (
+                newest is None or progress.step >= newest.step
+            ):
+                newest = progress
+        if newest is self.last_progress or newest is None:
+            return []
+        self.last_progress = newest
+        return [ProgressMade(newest)]
+
+    def _saved(self) -> list[Happening]:
+        try:
+            newest = candidates(self._checkpoint_dir)[:1]
+        except OSError:
+            return []
+        for candidate in newest:
+            if candidate.step > self._seen_checkpoint:
+                verdict = verify(candidate.path, digests=False)
+                if verdict.checkpoint is not None:
+                    self._seen_checkpoint = candidate.step
+                    return [CheckpointSeen(verdict.checkpoint)]
+        return []
+
+    def _spoke(self) -> list[Happening]:
+        happenings: list[Happening] = []
+        for rank, tail in self._tails:
+            for line in tail.poll():
+                row = self._catalogue.match(line.text)
+                if row is None or row.role is not Role.ROOT:
+                    continue
+                key = (rank, row.id)
+                if key in self._matched or len(self._matched) >= SIGNATURES_MAX:
+                    continue
+                self._matched.add(key)
+                facts = {
+                    "rank": rank,
+                    "signature": row.id,
+                    "kind": row.kind.value,
+                    "text": line.text[:500],
+                }
+                happenings.append(SignatureSeen(facts, f"Rank {rank}: {row.means}"))
+        return happenings

@@ -1,0 +1,45 @@
+"""One run as the supervisor knows it before anything is started: settings, places, policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from humigence_supervise import contract
+from humigence_supervise.config import Settings
+from humigence_supervise.domain import Accelerator, Rung, RunPaths
+from humigence_supervise.policy import Backoff, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything constant while a supervisor lives. `micro_samples` is None without a batch."""
+
+    settings: Settings
+    paths: RunPaths
+    rungs: tuple[Rung, ...]
+    accelerator: Accelerator
+    micro_samples: int | None
+    debug: bool = False
+
+    def attempt_dir(self, attempt: int) -> Path:
+        """Return the folder of an attempt."""
+        return self.paths.run_dir / contract.ATTEMPTS_DIR / contract.attempt_name(attempt)
+
+
+def policy_of(settings: Settings) -> Policy:
+    """Return the policy section as the value that `policy.decide` takes."""
+    chosen = settings.policy
+    return Policy(
+        overrides=chosen.overrides,
+        retries=chosen.retries,
+        attempts_without_progress=chosen.attempts_without_progress,
+        max_attempts=chosen.max_attempts.count,
+        period_s=chosen.max_attempts.period_s,
+        backoff=Backoff(
+            chosen.backoff.first_s,
+            chosen.backoff.max_s,
+            chosen.backoff.factor,
+            chosen.backoff.jitter,
+        ),
+    )

@@ -1,0 +1,135 @@
+"""`start`: take the run over, supervise it to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from humigence_supervise import __version__, contract, ladder, launch
+from humigence_supervise.batching import batch_of_rung
+from humigence_supervise.catalogue import load_catalogue
+from humigence_supervise.config import ConfigError, Settings
+from humigence_supervise.domain import RunPaths
+from humigence_supervise.effects import Effects
+from humigence_supervise.journal import open_journal
+from humigence_supervise.loop import Loop
+from humigence_supervise.observe.host import read_host
+from humigence_supervise.preflight import preflight
+from humigence_supervise.records import Entry, Event, Json
+from humigence_supervise.run import Run
+from humigence_supervise.run_lock import RunHeldError, RunLock
+from humigence_supervise.state import Ended, fold
+from humigence_supervise.systemd import Notifier
+
+
+def with_run_dir(settings: Settings, run_dir: Path | None) -> Settings:
+    """Return the settings with another run directory, and what lies below it moved along."""
+    if run_dir is None:
+        return settings
+    new, old, checkpoints = run_dir.absolute(), settings.run_dir, settings.checkpoints
+    if checkpoints.dir.is_relative_to(old):
+        moved = new / checkpoints.dir.relative_to(old)
+        checkpoints = checkpoints.model_copy(update={"dir": moved})
+    return settings.model_copy(update={"run_dir": new, "checkpoints": checkpoints})
+
+
+def start(
+    settings: Settings,
+    config: Path,
+    tell: Callable[[Entry], None],
+    *,
+    fresh: bool,
+    debug: bool,
+) -> int:
+    """Supervise the run of `settings` until it has ended; return the exit code.
+
+    Raises:
+        ConfigError: something the run needs is missing; nothing was started.
+        RunHeldError: another supervisor holds the run.
+        JournalError: the journal is damaged; nothing was started.
+        OSError: the journal cannot be written.
+    """
+    preflight(settings)
+    run_dir = settings.run_dir
+    lock = RunLock(run_dir)
+    try:
+        if fresh:
+            if launch.lock_held(run_dir):
+                raise RunHeldError(run_dir, None)
+            archive(run_dir, settings.checkpoints.dir)
+        journal, entries = open_journal(run_dir / contract.JOURNAL_FILE, settings.name)
+        state = fold(entry.record for entry in entries)
+        if isinstance(state.phase, Ended) and state.phase.event is Event.RUN_COMPLETED:
+            tell(entries[-1])
+            return contract.EXIT_COMPLETED
+        run, facts = make_run(settings, config, state.run_id or uuid.uuid4().hex, debug=debug)
+        loop = Loop(
+            run,
+            journal,
+            state,
+            Effects(run, load_catalogue()),
+            notifier=Notifier.from_environ(os.environ),
+            tell=tell,
+        )
+        return loop.until_ended(facts)
+    finally:
+        lock.release()
+
+
+def make_run(
+    settings: Settings, config: Path, run_id: str, *, debug: bool
+) -> tuple[Run, dict[str, Json]]:
+    """Return the run and what `run.started` says of it.
+
+    Raises:
+        ConfigError: the first rung's batch cannot be split.
+    """
+    host = read_host(settings.worker.python)
+    accelerator, why = ladder.resolve_accelerator(settings, host)
+    rungs = ladder.rungs(settings)
+    ranks = ladder.virtual_ranks(settings, host)
+    try:
+        batch = batch_of_rung(settings, rungs[0].name, ranks, ranks, None)
+    except ladder.PlanError as error:
+        raise ConfigError((f"{config}: {error}",)) from error
+    paths = RunPaths(settings.name, run_id, settings.run_dir, settings.checkpoints.dir, config)
+    run = Run(
+        settings=settings,
+        paths=paths,
+        rungs=rungs,
+        accelerator=accelerator,
+        micro_samples=batch.micro_samples if batch else None,
+        debug=debug,
+    )
+    facts: dict[str, Json] = {
+        "run_id": run_id,
+        "config": str(config),
+        "checkpoint_dir": str(settings.checkpoints.dir),
+        "version": __version__,
+        "accelerator": accelerator.value,
+        "accelerator_why": why,
+        "ladder": [rung.name for rung in rungs],
+        "torch": host.torch_version,
+        "gpus": [gpu.name for gpu in host.gpus],
+    }
+    return run, facts
+
+
+def archive(run_dir: Path, checkpoint_dir: Path) -> Path | None:
+    """Move what an earlier run left into ``archive/<time>``; None when there was nothing.
+
+    The caller holds the run's lock and knows that no attempt is alive.
+    """
+    left = [run_dir / name for name in (contract.JOURNAL_FILE, contract.ATTEMPTS_DIR, "faults")]
+    left = [path for path in (*left, checkpoint_dir) if path.exists()]
+    if not left:
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    shelf = run_dir / "archive" / stamp
+    shelf.mkdir(parents=True)
+    for path in left:
+        path.rename(shelf / path.name)
+    return shelf
