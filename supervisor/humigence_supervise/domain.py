@@ -271,7 +271,8 @@ class Evidence:
 
     `first_step`/`last_step` are the completed steps at its start and end; `target_step` is None
     when nobody said it. `first_dead` is the rank the supervisor saw die first (pidfd order).
-    `host_oom_pids` are pids the kernel's own record says it killed for memory.
+    `host_oom_pids` are pids the kernel's own record says it killed for memory. `progress_seen`:
+    the output itself shows steps or losses (all there is, for a log without progress files).
     """
 
     launcher: ExitStatus | None = None
@@ -287,6 +288,7 @@ class Evidence:
     disk_free_mib: int | None = None
     stop_requested: bool = False
     hang_suspected: bool = False
+    progress_seen: bool = False
     unread: tuple[str, ...] = ()
 
 

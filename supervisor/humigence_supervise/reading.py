@@ -1,0 +1,194 @@
+"""`diagnose FILE...`: any log, attempt folder or stdin -> evidence -> the public document (fs)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from humigence_supervise.catalogue import load_catalogue
+from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, PLAN_FILE, RANKS_DIR
+from humigence_supervise.domain import Diagnosis, Evidence, ExitStatus, Hit, RankExit
+from humigence_supervise.observe.evidence import gather, scan_file
+from humigence_supervise.observe.logs import LogReader
+from humigence_supervise.observe.scan import Scan, Scanner
+from humigence_supervise.observe.traceback import status_of
+from humigence_supervise.printable import for_people
+
+STDIN: Final = "-"
+_ATTEMPT_FILES: Final = (PLAN_FILE, EXIT_FILE, LAUNCHER_LOG, RANKS_DIR)
+_LOG_SUFFIXES: Final = (".log", ".out", ".err", ".txt", ".stderr", ".stdout")
+_FILES_MAX: Final = 200
+_PLAN_BYTES: Final = 1 << 20
+
+
+def read_input(path: str, exit_code: int | None) -> Evidence:
+    """Read a log file, a folder (an attempt's, or one of logs), or stdin ("-").
+
+    `exit_code` is the job's, where a person knows it; a negative one is a signal. What cannot be
+    read is named in the evidence, never raised, except:
+
+    Raises:
+        ValueError: the path is not there or cannot be opened; the message says why.
+    """
+    if path == STDIN:
+        return _evidence([_scan_stdin()], [], exit_code)
+    place = Path(path)
+    try:
+        is_folder = place.stat() and place.is_dir()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{path} cannot be read: {reason}. Name a log file or folder.") from error
+    if not is_folder:
+        unread: list[str] = []
+        scan = scan_file(place, path, None, unread, None)
+        if unread and not scan.lines:
+            raise ValueError(f"{unread[0]}. Name a log file or folder.")
+        return _evidence([scan], unread, exit_code)
+    if any((place / name).exists() for name in _ATTEMPT_FILES):
+        return _read_attempt(place, exit_code)
+    return _read_folder(place, exit_code)
+
+
+def _evidence(scans: list[Scan], unread: list[str], exit_code: int | None) -> Evidence:
+    exits: dict[int, RankExit] = {}
+    for scan in scans:
+        exits |= scan.exits
+    first_dead = next((scan.first_dead for scan in scans if scan.first_dead is not None), None)
+    return Evidence(
+        launcher=None if exit_code is None else status_of(exit_code),
+        ranks=tuple(exits[rank] for rank in sorted(exits)),
+        hits=tuple(hit for scan in scans for hit in scan.hits),
+        first_dead=first_dead,
+        progress_seen=any(scan.progress_seen for scan in scans),
+        unread=(*unread, *(() if any(scan.lines for scan in scans) else ("the input is empty",))),
+    )
+
+
+def _scan_stdin() -> Scan:
+    scanner = Scanner(load_catalogue(), STDIN)
+    reader = LogReader(sys.stdin.fileno(), "stdin", None)
+    for block in reader.blocks():
+        scanner.feed(block)
+    return scanner.finish()
+
+
+def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
+    plan = _read_plan(folder / PLAN_FILE)
+    world_size = plan.get("world_size")
+    evidence = gather(
+        folder,
+        world_size=world_size if isinstance(world_size, int) and 0 < world_size < 10_000 else None,
+        accelerator=None,
+        first_dead=None,
+        first_step=None,
+        last_step=None,
+        target_step=None,
+        rank_exits={},
+        disk_free_mib=None,
+        stop_requested=False,
+        hang_suspected=False,
+    )
+    if exit_code is None:
+        return evidence
+    return _with_launcher(evidence, status_of(exit_code))
+
+
+def _with_launcher(evidence: Evidence, status: ExitStatus) -> Evidence:
+    from dataclasses import replace
+
+    return replace(evidence, launcher=status)
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            plan = json.loads(stream.read(_PLAN_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _read_folder(folder: Path, exit_code: int | None) -> Evidence:
+    """Read a folder of logs together; a number in a file's name is taken for its rank."""
+    unread: list[str] = []
+    try:
+        files = sorted(
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and (path.suffix in _LOG_SUFFIXES or path.name in _BARE_NAMES)
+        )
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be read: {error.strerror}") from error
+    if len(files) > _FILES_MAX:
+        unread.append(f"{len(files) - _FILES_MAX} of {len(files)} files were not read")
+    scans = [
+        scan_file(path, str(path), _rank_of(path, folder), unread, None)
+        for path in files[:_FILES_MAX]
+    ]
+    if not scans:
+        raise ValueError(f"{folder} holds no log files ({', '.join(_LOG_SUFFIXES)})")
+    return _evidence(scans, unread, exit_code)
+
+
+_BARE_NAMES: Final = ("stdout", "stderr")
+
+
+def _rank_of(path: Path, folder: Path) -> int | None:
+    """Return the rank a torchrun-like layout names: .../<rank>/stderr.log or ...rank3.log."""
+    import re
+
+    if path.parent != folder and path.parent.name.isdecimal():
+        return int(path.parent.name)
+    named = re.search(r"rank[-_ ]?(\d{1,5})\b", path.stem)
+    return int(named[1]) if named else None
+
+
+def diagnosis_document(source: str, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the public JSON object of one input (docs: `diagnose --json`)."""
+    return {
+        "input": source,
+        "kind": diagnosis.kind.value,
+        "root": None if diagnosis.root is None else _root(diagnosis.root),
+        "symptoms": [
+            {
+                "kind": hit.kind.value,
+                "rank": hit.rank,
+                "line": hit.line,
+                "signature": hit.signature,
+            }
+            for hit in diagnosis.symptoms
+        ],
+        "action": diagnosis.remedy.value,
+        "reason": diagnosis.reason,
+        "remedy": diagnosis.advice,
+        "confidence": diagnosis.confidence.value,
+    }
+
+
+def _root(hit: Hit) -> dict[str, Any]:
+    return {
+        "rank": hit.rank,
+        "file": hit.file,
+        "line": hit.line,
+        "text": hit.text,
+        "signature": hit.signature,
+    }
+
+
+def diagnosis_text(source: str, diagnosis: Diagnosis) -> str:
+    """Return the same for people; what a log holds is escaped."""
+    lines = [
+        f"{source}: {diagnosis.kind.value} ({diagnosis.confidence.value})",
+        f"  cause     {diagnosis.reason}",
+    ]
+    if diagnosis.root is not None:
+        hit = diagnosis.root
+        lines.append(f"  evidence  {hit.file}:{hit.line}: {hit.text[:200]}")
+    if diagnosis.symptoms:
+        named = sorted({hit.signature for hit in diagnosis.symptoms})
+        lines.append(f"  symptoms  {', '.join(named)}")
+    lines += [f"  action    {diagnosis.remedy.value}", f"  to do     {diagnosis.advice}"]
+    return "\n".join(for_people(line) for line in lines)
