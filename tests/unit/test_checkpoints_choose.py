@@ -73,6 +73,7 @@ def test_candidates_are_sorted_by_number_and_not_by_text_or_time(tmp_path):
         "step-0000003x",
         "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0663\u0660",
         "step-" + "9" * 200,
+        "step-0000003\u00b2",
         "step-",
         "quarantine",
         "checkpoint-30",

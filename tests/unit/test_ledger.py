@@ -88,6 +88,12 @@ def test_a_step_of_an_older_attempt_does_not_fill_the_gap_of_a_newer_one():
     assert ledger.redone_ranges == ((21, 25),)
 
 
+def test_the_lowest_step_any_rank_resumed_at_counts():
+    """Ranks that began at different steps never had the steps between in common."""
+    second = resumed(20) + resumed(24, rank=1) + did(25, 26)
+    assert account([did(*range(1, 26)), second]).lost == (Gap(20, 25, 160, 192),)
+
+
 def test_a_run_that_does_not_begin_with_its_first_sample_lost_it():
     """The first step of the history is step 1 with sample 0."""
     assert account([did(3, 4)]).lost == (Gap(0, 3, 0, 16),)
@@ -109,6 +115,13 @@ def test_an_overlap_of_many_steps_is_named_with_the_last_of_them():
     ledger = account([[progress(1, 0, 7), progress(2, 7, 14), progress(3, 14, 20), *again]])
     assert ledger.repeated == (Repeat(4, 6, 0, 20),)
     assert ledger.samples_done == 40
+
+
+def test_samples_gone_through_again_stay_repeats_however_the_batch_changes():
+    """After falling back to sample 0 everything below the highest sample is a repeat."""
+    ledger = account([[*did(1, 2), progress(3, 0, 4), progress(4, 4, 12), progress(5, 12, 20)]])
+    assert ledger.repeated_samples == 16
+    assert ledger.samples_done == 20
 
 
 def test_a_step_twice_without_a_resume_is_a_repeat():
@@ -153,6 +166,8 @@ def test_ranks_that_disagree_about_a_step_are_a_defect():
     assert ledger.disputed == ((2, 2),)
     assert not ledger.clean
     assert "ranks disagree about steps 2-2" in describe(ledger)
+    thrown_away = [*did(1, 2, 3), progress(2, 8, 15, 1)]
+    assert account([thrown_away, did(2, 3, 4)]).clean
 
 
 def test_evaluation_and_checkpoint_lines_are_no_steps():

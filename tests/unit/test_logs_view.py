@@ -83,9 +83,10 @@ def test_bytes_survive_any_encoding(tmp_path):
     assert json.loads(json.dumps(line.text)) == line.text
 
 
-def test_a_huge_line_comes_in_pieces_that_join(tmp_path):
+@pytest.mark.parametrize("count", [21_845, 21_846, 23_000, 100_000])
+def test_a_huge_line_comes_in_pieces_that_join(tmp_path, count):
     """No byte of a long line is lost, and no character of it is cut in two."""
-    text = "\u20ac" * 100_000
+    text = "\u20ac" * count
     write(tmp_path, 1, 0, "stdout", b"x" + text.encode() + b"\nnext\n")
     lines = texts(read_logs(tmp_path))
     assert lines[-1] == "next"
