@@ -50,6 +50,8 @@ __all__ = [
 
 START_S = 30.0
 """How long a keeper may take to be ready; it needs some 0.05 s."""
+CLEAR_S = 5.0
+"""How long a keeper that did not get ready may take to end."""
 KEEPER_PROGRAM = Path(__file__).with_name("keeper.py")
 RANK_ENTRY_PROGRAM = Path(__file__).with_name("rank_entry.py")
 """The doorway that a plan's argv names where the worker's own program would stand."""
@@ -146,7 +148,10 @@ def lock_held(run_dir: Path) -> bool:
 
 def read_exit(attempt_dir: Path) -> ExitRecord | None:
     """Return what the keeper wrote about the attempt's end; None when it did not, or not whole."""
-    return cast("ExitRecord | None", _read_object(attempt_dir / EXIT_FILE))
+    record = _read_object(attempt_dir / EXIT_FILE)
+    if record is None or not ExitRecord.__required_keys__.issubset(record):
+        return None
+    return cast("ExitRecord", record)
 
 
 def free_port() -> int:
@@ -176,34 +181,50 @@ def _start_keeper(plan: LaunchPlan, environ: dict[str, str]) -> Keeper:
     answer, keepers_end = os.pipe2(os.O_CLOEXEC)
     try:
         try:
-            pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", str(KEEPER_PROGRAM), str(plan.attempt_dir)],
-                environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, keepers_end, 1),
-                    (os.POSIX_SPAWN_DUP2, keepers_end, 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-            )
+            pid = _spawn(plan.attempt_dir, environ, keepers_end)
         finally:
             os.close(keepers_end)
-        process = proc.identity(pid)
-        assert process is not None  # a child that is not reaped
+        keeper = _handle_of_child(plan.attempt, pid)
         refusal = _read_until_ready(answer)
     finally:
         os.close(answer)
     record = _read_record(plan.attempt_dir)
     if record is not None and record["pid"] == pid:
-        keeper = _handle(plan.attempt, process)
-        assert keeper is not None  # a child that is not reaped
         return keeper
-    proc.send_signal(process, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    keeper.clear()
+    select.select([keeper.pidfd], [], [], CLEAR_S)
+    keeper.reap()
+    keeper.close()
     raise LaunchError(f"attempt {plan.attempt} has no keeper: {refusal or 'it never got ready'}")
+
+
+def _spawn(attempt_dir: Path, environ: dict[str, str], output: int) -> int:
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", str(KEEPER_PROGRAM), str(attempt_dir)],
+        environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+    )
+
+
+def _handle_of_child(attempt: int, pid: int) -> Keeper:
+    try:
+        process = proc.identity(pid)
+        keeper = None if process is None else _handle(attempt, process)
+    except OSError:
+        # Without a descriptor it could not be followed. A child's pid is safe until it is reaped.
+        os.kill(pid, signal.SIGUSR2)
+        os.waitpid(pid, 0)
+        raise
+    assert keeper is not None  # a child that is not reaped
+    return keeper
 
 
 def _read_until_ready(answer: int) -> str:
@@ -225,11 +246,12 @@ def _handle(attempt: int, process: ProcessId) -> Keeper | None:
 
 
 def _read_record(attempt_dir: Path) -> KeeperRecord | None:
-    record = _read_object(attempt_dir / KEEPER_FILE)
-    wanted = KeeperRecord.__required_keys__
-    if record is None or not wanted.issubset(record):
-        return None
-    return cast("KeeperRecord", record)
+    record = _read_object(attempt_dir / KEEPER_FILE) or {}
+    match record:
+        case {"pid": int(), "start_ticks": int(), "boot_id": str()}:
+            return cast("KeeperRecord", record)
+        case _:
+            return None
 
 
 def _read_object(path: Path) -> dict[str, object] | None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from humigence_supervise.domain import ProcessId
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# What reading of a process says when it is gone or not to be seen. Anything else (no descriptors,
+# no memory) is no answer, and raised: "cannot look" must never read as "is dead".
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 _DEAD_STATES = frozenset("ZX")
 # Fields of /proc/<pid>/stat counted from 0 after the command name: state is field 3 of the page.
 _STATE, _PPID, _START_TICKS, _EXIT_CODE = 0, 1, 19, 49
@@ -38,10 +40,13 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return the stat of a process, None when there is none (or it may not be seen)."""
+    """Return the stat of a process, None when there is none (or it may not be seen).
+
+    Raises OSError when the answer cannot be had; so do all who ask through it.
+    """
     try:
         raw = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except _GONE:
         return None
     return parse_stat(raw)
 
@@ -91,7 +96,7 @@ def environ_of(pid: int) -> dict[bytes, bytes] | None:
     """
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+    except _GONE:
         return None
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0"))
     return {name: value for name, found, value in pairs if found}
@@ -112,7 +117,12 @@ def open_pidfd(process: ProcessId) -> int | None:
     except ProcessLookupError:
         return None
     # Checked after opening: from now on the descriptor can mean no other process.
-    if start_ticks(process.pid) != process.start_ticks:
+    try:
+        same = start_ticks(process.pid) == process.start_ticks
+    except OSError:
+        os.close(pidfd)
+        raise
+    if not same:
         os.close(pidfd)
         return None
     return pidfd
@@ -124,9 +134,10 @@ def send_signal(process: ProcessId, signum: signal.Signals) -> bool:
     if pidfd is None:
         return False
     try:
-        with suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(pidfd, signum)
-            return True
+        signal.pidfd_send_signal(pidfd, signum)
+    except (ProcessLookupError, PermissionError):
         return False
+    else:
+        return True
     finally:
         os.close(pidfd)

@@ -114,7 +114,8 @@ def test_launcher_starts_clean(run):
     """The launcher has its own session, /dev/null, the log, default signals and exactly the env."""
     program = (
         "import os, json; print(json.dumps(["
-        "os.getsid(0) == os.getpid(), *(os.readlink(f'/proc/self/fd/{n}') for n in range(3)), len(os.listdir('/proc/self/fd')), os.getcwd(),"
+        "os.getsid(0) == os.getpid(), *(os.readlink(f'/proc/self/fd/{n}') for n in range(3)),"
+        "len(os.listdir('/proc/self/fd')), os.getcwd(),"
         "open('/proc/self/oom_score_adj').read().strip(),"
         "[l for l in open('/proc/self/status') if l.startswith(('SigBlk', 'SigCgt', 'SigIgn'))],"
         "open('/proc/self/environ').read()]))"
@@ -171,7 +172,7 @@ def test_relay_of_forks_dies(run):
     kept = run.start_python(RELAY)
     run.pid_from("relay")
     record = run.ended(kept, within_s=10.0)
-    assert record["cleared"]
+    assert signal.SIGKILL in {reaped["signal"] for reaped in record["reaped"]}
 
 
 @pytest.mark.parametrize("how", ["launcher ends", "clear"])
