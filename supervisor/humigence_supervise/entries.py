@@ -15,6 +15,7 @@ from humigence_supervise.domain import (
     LaunchPlan,
     Progress,
     RankExit,
+    Section,
     ShrinkMicroBatch,
     StepDown,
     StepUp,
@@ -114,9 +115,10 @@ def progressed(state: State, context: Context, progress: Progress) -> Record:
         "section": progress.section.value,
         "target_step": progress.target_step,
     }
-    return _of_attempt(
-        state, context, Event.ATTEMPT_PROGRESS, f"Step {progress.step} is done.", facts
-    )
+    message = f"Step {progress.step} is done."
+    if progress.section is Section.INIT:
+        message = f"The worker is ready and begins after step {progress.step}."
+    return _of_attempt(state, context, Event.ATTEMPT_PROGRESS, message, facts)
 
 
 def committed(state: State, context: Context, checkpoint: Checkpoint) -> Record:
@@ -170,14 +172,15 @@ def rank_died(state: State, context: Context, exit_: RankExit) -> Record:
         "code": status.code,
         "signal": status.signal,
     }
-    return exited(state, context, f"Rank {exit_.rank} (pid {exit_.pid}) {how}.", facts)
+    message = f"Rank {exit_.rank} (pid {exit_.pid}) {how}."
+    return _of_attempt(state, context, Event.ATTEMPT_EXITED, message, facts, level=Level.WARNING)
 
 
 def exited(
     state: State, context: Context, message: str, facts: Mapping[str, Json] | None = None
 ) -> Record:
-    """The attempt is over as a job, by itself or because a rank died."""
-    return _of_attempt(state, context, Event.ATTEMPT_EXITED, message, facts, level=Level.WARNING)
+    """The attempt ended by itself."""
+    return _of_attempt(state, context, Event.ATTEMPT_EXITED, message, facts)
 
 
 def cleared(
@@ -278,10 +281,13 @@ def stopped(exit_code: int) -> Record:
     return Record(Event.RUN_STOPPED, message, facts={"exit_code": exit_code})
 
 
-def completed(reason: str, facts: Mapping[str, Json]) -> Record:
-    """The target is reached."""
-    all_facts: Facts = {**facts, "exit_code": contract.EXIT_COMPLETED}
-    return Record(Event.RUN_COMPLETED, f"The run is complete. {reason}", facts=all_facts)
+def completed(event: Diagnosed) -> Record:
+    """The target is reached. The facts hold the ledger."""
+    ledger = event.facts.get("ledger")
+    samples = f" Samples: {ledger['says']}." if isinstance(ledger, dict) else ""
+    message = f"The run is complete at step {event.last_step}.{samples}"
+    facts: Facts = {**event.facts, "exit_code": contract.EXIT_COMPLETED}
+    return Record(Event.RUN_COMPLETED, message, facts=facts)
 
 
 def ended(event: Event, exit_code: int, reason: str) -> Record:

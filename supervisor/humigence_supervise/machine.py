@@ -291,7 +291,7 @@ def _go_on(state: State, event: Diagnosed, context: Context) -> Actions:
     made, after = Append(record), fold((record,), state)
     match decision:
         case Complete():
-            return (made, Append(entries.completed(decision.reason, event.facts)))
+            return (made, Append(entries.completed(event)))
         case Stop():
             return (made, Append(_given_up(decision, event.diagnosis.kind)))
         case WaitForSpace():

@@ -20,6 +20,7 @@ from humigence_supervise.happenings import (
 from humigence_supervise.observe.exits import RankWatch
 from humigence_supervise.observe.logs import LogTail
 from humigence_supervise.observe.progress import ProgressTail
+from humigence_supervise.records import Json
 
 SIGNATURES_MAX = 20
 """Distinct root signatures journaled of one attempt while it lives; the diagnosis reads all."""
@@ -108,7 +109,7 @@ class AttemptWatch:
                 if key in self._matched or len(self._matched) >= SIGNATURES_MAX:
                     continue
                 self._matched.add(key)
-                facts = {
+                facts: dict[str, Json] = {
                     "rank": rank,
                     "signature": row.id,
                     "kind": row.kind.value,
