@@ -72,7 +72,7 @@ def verify(path: Path, step: int, *, digests: bool, run: str | None) -> Verdict:
 def parse(raw: bytes) -> Contents:
     """Return the checked contents of a manifest, or raise ValueError naming the first fault."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{MANIFEST_FILE} is not valid JSON ({type(error).__name__})") from None
     if not isinstance(value, dict):

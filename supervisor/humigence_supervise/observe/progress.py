@@ -28,7 +28,7 @@ SECTIONS: Final = {section.value: section for section in Section}
 def parse_line(rank: int, raw: bytes) -> Progress:
     """Return what one line of ``<rank>.jsonl`` says, or raise ValueError."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
