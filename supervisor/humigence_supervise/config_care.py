@@ -106,7 +106,7 @@ class CheckpointSettings(Model):
     keep: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Newest good ones the reference worker keeps."""
     min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """MiB that must be free there before an attempt starts; never less than one checkpoint takes."""
+    """MiB that must be free there before an attempt; never less than one checkpoint takes."""
 
 
 class SuccessSettings(Model):
