@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support import FAST_PYTHON, eventually
+from support import FAST_PYTHON, eventually, pids_marked
 
 from humigence_supervise import contract, keeper, launch, proc
+from humigence_supervise.plan_file import public_plan
 
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); signal.pause()"
 POLITE = """
@@ -368,3 +369,42 @@ def test_many_orphans_do_not_grow_the_record(run):
     record = run.ended(run.start_python(program))
     assert record["launcher"]["code"] == 0
     assert len(record["reaped"]) == keeper.REAPED_KEPT
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
+def test_signal_at_any_moment_of_the_start(run, signum):
+    """Signalled anywhere in its start, the keeper leaves no launcher and no half record."""
+    program = (*FAST_PYTHON, "-c", "import signal; signal.pause()")
+    attempt, launched = 0, False
+    while not launched:  # each attempt is signalled a little later than the one before
+        attempt += 1
+        plan = run.plan(*program, attempt=attempt, grace_s=5.0)
+        plan.attempt_dir.mkdir(parents=True)
+        (plan.attempt_dir / contract.PLAN_FILE).write_text(json.dumps(public_plan(plan)))
+        environ = {change.name: change.value for change in plan.env}
+        started = subprocess.Popen([*FAST_PYTHON, keeper.__file__, plan.attempt_dir], env=environ)
+        with pytest.raises(subprocess.TimeoutExpired):
+            started.wait(0.004 * attempt)
+        started.send_signal(signum)
+        code = started.wait(timeout=20)
+        assert pids_marked(run.id) == []
+        record = launch.read_exit(plan.attempt_dir)
+        if code == 0:
+            assert record["cleared"]
+            assert record["error"] or record["launcher"]["signal"]
+        else:
+            assert (code, record) == (-signum, None)
+        launched = record is not None and record["launcher"] is not None
+
+
+def test_signal_storm(run):
+    """Thousands of signals that mean nothing change nothing, and SIGUSR2 is heard among them."""
+    kept = run.start_python(DEAF)
+    run.said("deaf")
+    for _ in range(2000):
+        for signum in (signal.SIGHUP, signal.SIGCHLD, signal.SIGINT):
+            os.kill(kept.process.pid, signum)
+    assert not kept.ended
+    kept.clear()
+    record = run.ended(kept, within_s=3.0)
+    assert (record["stop"], record["launcher"]["signal"]) == ("kill", signal.SIGKILL)
