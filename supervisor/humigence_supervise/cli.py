@@ -182,9 +182,11 @@ def logs(
         return
     follower = LogFollower(run_dir, rank=rank, attempt=attempt)
     while True:
-        for line in follower.poll():
+        lines = follower.poll()
+        for line in lines:
             typer.echo(render(line))
-        _pause(FOLLOW_S)
+        if not lines:
+            _pause(FOLLOW_S)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from humigence_supervise import contract, ladder, launch
@@ -53,7 +54,7 @@ class Effects:
         """Choose a checkpoint, look at the disk and the GPUs, and plan the attempt."""
         run = self._run
         folder = run.paths.checkpoint_dir
-        choice = choose.newest_good(folder, run=None)
+        choice = choose.newest_good(folder, run=run.paths.id)
         if not choice.folder_read:
             return NotPrepared(choice.note, exit_code=contract.EXIT_GAVE_UP)
         need_mib = self._need_mib()
@@ -72,6 +73,8 @@ class Effects:
                 port=launch.free_port(),
                 inherited=os.environ,
                 micro_samples=wanted.micro_samples,
+                run_virtual_ranks=run.virtual_ranks,
+                run_accelerator=run.accelerator,
                 debug=run.debug,
             )
         except ValueError as error:
@@ -83,8 +86,8 @@ class Effects:
         return Prepared(plan, refused)
 
     def quarantine(self, path: Path, reason: str) -> None:
-        """Put a bad checkpoint aside; one that is gone already needs nothing."""
-        if path.exists():
+        """Put a bad checkpoint aside; one that is gone or cannot be moved stays refused."""
+        with suppress(OSError):
             choose.quarantine(path, reason)
 
     def quarantine_step(self, step: int, reason: str) -> None:

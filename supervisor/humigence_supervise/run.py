@@ -13,12 +13,17 @@ from humigence_supervise.policy import Backoff, Policy
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything constant while a supervisor lives. `micro_samples` is None without a batch."""
+    """Everything constant while a supervisor lives.
+
+    `virtual_ranks` is the world size of the first rung when the run began. `micro_samples` is
+    the configured micro-batch, None without a batch.
+    """
 
     settings: Settings
     paths: RunPaths
     rungs: tuple[Rung, ...]
     accelerator: Accelerator
+    virtual_ranks: int
     micro_samples: int | None
     debug: bool = False
 

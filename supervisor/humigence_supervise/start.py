@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from humigence_supervise import __version__, contract, ladder, launch
 from humigence_supervise.batching import batch_of_rung
 from humigence_supervise.catalogue import load_catalogue
-from humigence_supervise.config import ConfigError, Settings
-from humigence_supervise.domain import RunPaths
+from humigence_supervise.checkpoints.choose import owner
+from humigence_supervise.config import Settings
+from humigence_supervise.domain import Accelerator, RunPaths
 from humigence_supervise.effects import Effects
 from humigence_supervise.journal import open_journal
 from humigence_supervise.loop import Loop
 from humigence_supervise.observe.host import read_host
-from humigence_supervise.preflight import preflight
+from humigence_supervise.preflight import check_ladder, preflight
 from humigence_supervise.records import Entry, Event, Json
 from humigence_supervise.run import Run
 from humigence_supervise.run_lock import RunHeldError, RunLock
@@ -65,7 +66,8 @@ def start(
         if isinstance(state.phase, Ended) and state.phase.event is Event.RUN_COMPLETED:
             tell(entries[-1])
             return contract.EXIT_COMPLETED
-        run, facts = make_run(settings, config, state.run_id or uuid.uuid4().hex, debug=debug)
+        begun = entries[0].record.facts if entries else {}
+        run, facts = make_run(settings, config, begun, debug=debug)
         loop = Loop(
             run,
             journal,
@@ -80,37 +82,45 @@ def start(
 
 
 def make_run(
-    settings: Settings, config: Path, run_id: str, *, debug: bool
+    settings: Settings, config: Path, begun: Mapping[str, Json], *, debug: bool
 ) -> tuple[Run, dict[str, Json]]:
     """Return the run and what `run.started` says of it.
 
+    `begun` is what that event said when the run began, empty before it did: its id, its device
+    type and its virtual ranks hold to the end, whatever GPUs are lost on the way.
+
     Raises:
-        ConfigError: the first rung's batch cannot be split.
+        ConfigError: a rung cannot be planned on this machine.
     """
     host = read_host(settings.worker.python)
     accelerator, why = ladder.resolve_accelerator(settings, host)
+    if "accelerator" in begun:
+        accelerator, why = Accelerator(str(begun["accelerator"])), "as the run began"
+    known = begun.get("virtual_ranks")
+    virtual = known if isinstance(known, int) else ladder.virtual_ranks(settings, host)
+    if not begun:
+        check_ladder(settings, host)
     rungs = ladder.rungs(settings)
-    ranks = ladder.virtual_ranks(settings, host)
-    try:
-        batch = batch_of_rung(settings, rungs[0].name, ranks, ranks, None)
-    except ladder.PlanError as error:
-        raise ConfigError((f"{config}: {error}",)) from error
-    paths = RunPaths(settings.name, run_id, settings.run_dir, settings.checkpoints.dir, config)
+    checkpoints = settings.checkpoints.dir
+    run_id = begun.get("run_id") or owner(checkpoints) or uuid.uuid4().hex
+    batch = batch_of_rung(settings, rungs[0].name, virtual, virtual, None)
     run = Run(
         settings=settings,
-        paths=paths,
+        paths=RunPaths(settings.name, str(run_id), settings.run_dir, checkpoints, config),
         rungs=rungs,
         accelerator=accelerator,
+        virtual_ranks=virtual,
         micro_samples=batch.micro_samples if batch else None,
         debug=debug,
     )
     facts: dict[str, Json] = {
-        "run_id": run_id,
+        "run_id": str(run_id),
         "config": str(config),
-        "checkpoint_dir": str(settings.checkpoints.dir),
+        "checkpoint_dir": str(checkpoints),
         "version": __version__,
         "accelerator": accelerator.value,
         "accelerator_why": why,
+        "virtual_ranks": virtual,
         "ladder": [rung.name for rung in rungs],
         "torch": host.torch_version,
         "gpus": [gpu.name for gpu in host.gpus],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from humigence_supervise.checkpoints import manifest
 from humigence_supervise.checkpoints.layouts import Candidate, recognise
 from humigence_supervise.checkpoints.verdict import Standing
 from humigence_supervise.checkpoints.verify import verify
@@ -81,6 +82,15 @@ def newest_good(checkpoint_dir: Path, *, run: str | None, below_step: int | None
             return Choice(verdict.checkpoint, tuple(refused), note=note)
         refused.append(Refusal(candidate.path, candidate.step, verdict.standing, verdict.reason))
     return Choice(None, tuple(refused), note=_none_note(checkpoint_dir, refused, below_step))
+
+
+def owner(checkpoint_dir: Path) -> str | None:
+    """Return the run that the newest good checkpoint belongs to; None where there is none.
+
+    A run that begins where the worker was used by hand goes on under the id found there.
+    """
+    newest = newest_good(checkpoint_dir, run=None).checkpoint
+    return None if newest is None else manifest.run_of(newest.path)
 
 
 def quarantine(path: Path, reason: str) -> Path:

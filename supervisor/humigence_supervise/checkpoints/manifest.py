@@ -69,6 +69,14 @@ def verify(path: Path, step: int, *, digests: bool, run: str | None) -> Verdict:
     return Verdict(Standing.GOOD, reason, Checkpoint(path, contents.step, contents.samples))
 
 
+def run_of(path: Path) -> str | None:
+    """Return the run a checkpoint says it belongs to; None when it cannot be read."""
+    try:
+        return parse((path / MANIFEST_FILE).read_bytes()).run
+    except (OSError, ValueError):
+        return None
+
+
 def parse(raw: bytes) -> Contents:
     """Return the checked contents of a manifest, or raise ValueError naming the first fault."""
     try:
