@@ -42,15 +42,16 @@ def ask(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     except OSError as error:
         raise NoAnswerError(f"{argv[0]} cannot be started: {error.strerror}") from error
     assert child.stdout is not None
-    with child.stdout as pipe:
-        output = _read(pipe.fileno(), deadline)
-        try:
-            code = child.wait(max(deadline - time.monotonic(), 0)) if output is not None else None
-        except subprocess.TimeoutExpired:
-            code = None
-    if output is None or code is None:
+    try:
+        with child.stdout as pipe:
+            output = _read(pipe.fileno(), deadline)
+        if len(output) > MAX_BYTES:
+            _abandon(child)
+            raise NoAnswerError(f"{argv[0]} printed more than {MAX_BYTES} bytes")
+        code = child.wait(max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired as error:
         _abandon(child)
-        raise NoAnswerError(f"{argv[0]} did not answer within {timeout_s:g} s")
+        raise NoAnswerError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
     text = output.decode(errors="replace")
     if code != 0:
         first = text.strip().splitlines()[:1]
@@ -58,20 +59,20 @@ def ask(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     return text
 
 
-def _read(descriptor: int, deadline: float) -> bytes | None:
-    """Return all output to its end, or None at the deadline or above MAX_BYTES."""
+def _read(descriptor: int, deadline: float) -> bytes:
+    """Return all output to its end, or a little more than MAX_BYTES of it."""
     output = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while len(output) <= MAX_BYTES:
             left = deadline - time.monotonic()
             if left <= 0 or not selector.select(left):
-                return None
+                raise subprocess.TimeoutExpired("", left)
             chunk = os.read(descriptor, 65_536)
             if not chunk:
-                return output
+                break
             output += chunk
-    return None
+    return output
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
