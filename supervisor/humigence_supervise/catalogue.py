@@ -73,9 +73,12 @@ class Catalogue:
         self.by_id: Final = {row.id: row for row in ordered}
         if len(self.by_id) != len(ordered):
             raise ValueError("two catalogue rows have the same id")
-        self.gate_words: Final = gate_words(
-            frozenset(literal for row in ordered for literal in row.literals),
-        )
+        literals = {literal for row in ordered for literal in row.literals}
+        self.gate_words: Final = gate_words(frozenset(literals))
+        self._rows_of_literal = [
+            (literal, tuple(at for at, row in enumerate(ordered) if literal in row.literals))
+            for literal in sorted(literals)
+        ]
 
     def match(self, line: str, above: Callable[[], str] = _nothing_above) -> Row | None:
         """Return the strongest row that matches a normalized line, None when there is none.
@@ -83,9 +86,14 @@ class Catalogue:
         `above` is called at most once, and only when a row needs it: it returns the lines right
         above (a traceback's frames), joined by newlines.
         """
+        possible: set[int] = set()
+        for literal, rows in self._rows_of_literal:
+            if literal in line:
+                possible.update(rows)
         context: str | None = None
-        for row in self.rows:
-            if not row.matches(line):
+        for at in sorted(possible):
+            row = self.rows[at]
+            if not row.pattern.search(line):
                 continue
             if row.above is None:
                 return row

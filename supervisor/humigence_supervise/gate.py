@@ -7,6 +7,7 @@ text, so a shape without any of the gate words cannot match a row.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 _MAX_SHAPES: Final = 50_000
@@ -14,6 +15,9 @@ _MAX_SHAPES: Final = 50_000
 
 _MAX_SHAPE_BYTES: Final = 512
 """Longer lines are judged each time: remembering them would cost more than it saves."""
+
+_READINGS_OF_A_SHAPE: Final = 400
+"""A flood of one message says nothing new: only its first lines are read in detail."""
 
 
 class Gate:
@@ -25,9 +29,13 @@ class Gate:
             raise ValueError("gate words must not contain digits: shapes have none")
         self._words = tuple(word.encode() for word in words)
         self._cold: set[bytes] = set()
+        self._readings: Counter[bytes] = Counter()
 
     def hot_lines(self, lines: list[bytes]) -> list[int]:
-        """Return the indices of the lines that contain a gate word, in order."""
+        """Return the indices of the lines worth reading in detail, in order.
+
+        These contain a gate word, and their shape has not come by some hundred times before.
+        """
         shapes = b"\n".join(lines).translate(None, b"0123456789").split(b"\n")
         unseen = set(shapes) - self._cold
         if not unseen:
@@ -36,7 +44,15 @@ class Gate:
         if len(self._cold) > _MAX_SHAPES:
             self._cold.clear()
         self._cold.update(s for s in unseen - hot if len(s) <= _MAX_SHAPE_BYTES)
-        return [index for index, shape in enumerate(shapes) if shape in hot] if hot else []
+        return [
+            index for index, shape in enumerate(shapes) if shape in hot and self._is_news(shape)
+        ]
+
+    def _is_news(self, shape: bytes) -> bool:
+        if len(self._readings) > _MAX_SHAPES:
+            self._readings.clear()
+        self._readings[shape] += 1
+        return self._readings[shape] <= _READINGS_OF_A_SHAPE
 
     def _judge(self, shapes: set[bytes]) -> set[bytes]:
         """Return those shapes that contain a gate word: one search per word over all of them."""

@@ -30,7 +30,7 @@ _THIS: Final = re.compile(rf"this process has {_SIZE} memory in use")
 _FREE_MANIFOLD: Final = 8
 _FREE_AT_LEAST_MIB: Final = 4096
 _SHARE_OF_STRANGER: Final = 0.3
-_SHARE_OF_FRAGMENTS: Final = 0.2
+_FRAGMENTS: Final = 0.2
 
 
 class Holder(Enum):
@@ -62,9 +62,8 @@ def read_oom(text: str, own_pids: frozenset[int]) -> OomReading:
     if other := _largest_other(text, total, own_pids):
         return other
     reserved = _mib(_RESERVED.search(text))
-    if reserved and requested and total and reserved > requested:
-        if reserved > _SHARE_OF_FRAGMENTS * total:
-            return OomReading(Holder.FRAGMENTATION)
+    if reserved and requested and total and reserved > max(requested, _FRAGMENTS * total):
+        return OomReading(Holder.FRAGMENTATION)
     return OomReading(Holder.WORKLOAD)
 
 

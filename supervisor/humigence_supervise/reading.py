@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from humigence_supervise.catalogue import load_catalogue
 from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, PLAN_FILE, RANKS_DIR
-from humigence_supervise.domain import Diagnosis, Evidence, ExitStatus, Hit, RankExit
+from humigence_supervise.domain import Diagnosis, Evidence, Hit, RankExit
 from humigence_supervise.observe.evidence import gather, scan_file
 from humigence_supervise.observe.logs import LogReader
 from humigence_supervise.observe.scan import Scan, Scanner
@@ -22,6 +23,7 @@ _ATTEMPT_FILES: Final = (PLAN_FILE, EXIT_FILE, LAUNCHER_LOG, RANKS_DIR)
 _LOG_SUFFIXES: Final = (".log", ".out", ".err", ".txt", ".stderr", ".stdout")
 _FILES_MAX: Final = 200
 _PLAN_BYTES: Final = 1 << 20
+_RANKS_MAX: Final = 4096
 
 
 def read_input(path: str, exit_code: int | None) -> Evidence:
@@ -80,7 +82,9 @@ def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
     world_size = plan.get("world_size")
     evidence = gather(
         folder,
-        world_size=world_size if isinstance(world_size, int) and 0 < world_size < 10_000 else None,
+        world_size=world_size
+        if isinstance(world_size, int) and 0 < world_size <= _RANKS_MAX
+        else None,
         accelerator=None,
         first_dead=None,
         first_step=None,
@@ -91,15 +95,7 @@ def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
         stop_requested=False,
         hang_suspected=False,
     )
-    if exit_code is None:
-        return evidence
-    return _with_launcher(evidence, status_of(exit_code))
-
-
-def _with_launcher(evidence: Evidence, status: ExitStatus) -> Evidence:
-    from dataclasses import replace
-
-    return replace(evidence, launcher=status)
+    return evidence if exit_code is None else replace(evidence, launcher=status_of(exit_code))
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
@@ -138,8 +134,6 @@ _BARE_NAMES: Final = ("stdout", "stderr")
 
 def _rank_of(path: Path, folder: Path) -> int | None:
     """Return the rank a torchrun-like layout names: .../<rank>/stderr.log or ...rank3.log."""
-    import re
-
     if path.parent != folder and path.parent.name.isdecimal():
         return int(path.parent.name)
     named = re.search(r"rank[-_ ]?(\d{1,5})\b", path.stem)

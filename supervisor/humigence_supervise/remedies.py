@@ -32,7 +32,7 @@ USUAL: Final[dict[Kind, Usual]] = {
     Kind.NCCL_TIMEOUT: Usual(
         _RETRY,
         "A collective timed out.",
-        "Look at what the rank that stayed away was doing; raise the timeout if it was a slow save.",
+        "Look at what the rank that stayed away was doing; a slow save needs a longer timeout.",
     ),
     Kind.NCCL_REMOTE: Usual(
         _RETRY,

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 _MAX_PREFIXES: Final = 8
+_MAX_WINDOWS: Final = 16
+_RANK_WITHIN: Final = 400
 _MAX_TEXT: Final = 4_000
 """Longer texts are read through windows around what made them interesting."""
 
@@ -21,44 +23,38 @@ _ANSI: Final = re.compile(
 _ANSI_WITHOUT_ESC: Final = re.compile(r"\[(?:\d{1,3}(?:;\d{1,3}){0,4})m")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
-_STAMP: Final = (
-    r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _]"
+_ISO: Final = (
+    r"[\[(]?(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _]"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?:?\s*"
 )
-_ISO: Final = re.compile(rf"\s*[\[(]?{_STAMP}[\])]?:?\s*")
-_GLOG: Final = re.compile(
-    r"\s*\[?(?P<level>[IWEF])(?P<month>\d{1,2}?)(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):"
-    r"(?P<second>\d\d)(?:\.(?P<fraction>\d{1,9}))?\s+(?:\d+ )?[\w./-]+:\d+\]\s*",
+_GLOG: Final = (
+    r"\[?[IWEF](?P<gmonth>\d{1,2}?)(?P<gday>\d\d) (?P<ghour>\d\d):(?P<gminute>\d\d):"
+    r"(?P<gsecond>\d\d)(?:\.(?P<gfraction>\d{1,9}))?\s+(?:\d+ )?[\w./-]+:\d+\]\s*"
 )
-_OLD_GLOG: Final = re.compile(r"\s*\[[IWEF] [\w./-]+:\d+\]\s*")
-_DAY_SHARES_MONTH: Final = 12
-
-_RANKED: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\s*\[rank ?(?P<rank>\d{1,5})\]:? ?",
-        r"\s*\[[A-Za-z_-]{1,20}\d*\|(?P<rank>\d{1,5})\]: ?",
-        r"\s*\[[A-Za-z_-]{2,20}(?P<rank>\d{1,5})\]: ?",
-        r"\s*\[\d{1,4},(?P<rank>\d{1,5})\]<std(?:out|err)>: ?",
-        r"\s*(?P<rank>\d{1,5}): (?=\S)",
-        r"\s*[\w.-]{1,80}:(?P<rank>\d{1,5})\]:? ?",
-        r"\s*\[(?P<rank>\d{1,5})\]: ?",
-        r"\s*[\w.-]{1,80}:\d+:\d+ \[(?P<rank>\d{1,3})\] ",
-        r"\s*\[(?P<rank>\d{1,3})\] (?=NCCL |[\w/]+\.(?:cc|h|cu|c):\d+ )",
-        r"\s*\[RANK (?P<rank>\d{1,5})\] ?",
-    )
+_RANKED: Final = (
+    r"\[[Rr][Aa][Nn][Kk] ?(\d{1,5})\]:? ?",  # torch 2.2 and later
+    r"\[[A-Za-z_-]{1,20}\d*\|(\d{1,5})\]: ?",  # torchx: [trainer0|0]:
+    r"\[[A-Za-z_-]{2,20}(\d{1,5})\]: ?",  # torchrun --tee: [default0]:
+    r"\[\d{1,4},(\d{1,5})\]<std(?:out|err)>: ?",  # mpirun
+    r"(\d{1,5}): (?=\S)",  # srun --label
+    r"[\w.-]{1,80}:(\d{1,5})\]:? ?",
+    r"\[(\d{1,5})\]: ?",
+    r"[\w.-]{1,80}:\d+:\d+ \[(\d{1,3})\] ",  # NCCL: host:pid:tid [device]
+    r"\[(\d{1,3})\] (?=NCCL |[\w/]+\.(?:cc|h|cu|c):\d+ )",
 )
-_UNRANKED: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\s*\([A-Za-z_]{0,60} ?pid=\d+(?:, ip=[\d.a-f:]+)?\) ?",
-        r"\s*(?:stderr|stdout): ?",
-        r"\s*[A-Za-z_.-]{1,60}-?\d{1,4}: (?=\S)(?!\S+Error)",
-        r"\s*\[(?:INFO|WARNING|WARN|ERROR|CRITICAL|DEBUG)\]\s*",
-        r"\s*\[\s*\d{1,9}\.\d{6}\] ?",
-    )
+_UNRANKED: Final = (
+    r"\[[IWEF] [\w./-]+:\d+\]\s*",  # glog of torch before 2.1
+    r"\([A-Za-z_]{0,60} ?pid=\d+(?:, ip=[\d.a-f:]+)?\) ?",  # ray
+    r"(?:stderr|stdout): ?",
+    r"(?!\S*Error)[A-Za-z_.-]{1,60}-?\d{1,4}: (?=\S)",  # pdsh: trainer-2:
+    r"\[(?:INFO|WARNING|WARN|ERROR|CRITICAL|DEBUG)\]\s*",
+    r"\[\s*\d{1,9}\.\d{6}\] ?",  # kernel log
 )
+_PREFIX: Final = re.compile(
+    r"\s*(?:" + "|".join((_ISO, _GLOG, *_RANKED, *_UNRANKED)) + ")",
+)
+_RANK_GROUPS: Final = tuple(range(_PREFIX.groups - len(_RANKED) + 1, _PREFIX.groups + 1))
 _RANK_IN_TEXT: Final = re.compile(r"\[(?:PG [^\]]{0,120}?)?Rank (\d{1,5})\]")
 
 
@@ -74,52 +70,42 @@ class LogLine:
 def normalize(raw: str, year: int = 1970) -> LogLine:
     """Peel the prefixes off one line; `year` completes glog stamps, which have none."""
     text = _CONTROL.sub("", _ANSI_WITHOUT_ESC.sub("", _ANSI.sub("", raw))).rstrip()
-    rank: int | None = None
+    rank = _rank_in(text)
     at_s: float | None = None
     for _ in range(_MAX_PREFIXES):
-        if found := _ISO.match(text):
-            at_s = _unix_time(found, year) if at_s is None else at_s
-        elif found := _GLOG.match(text):
-            at_s = _unix_time(found, year) if at_s is None else at_s
-        elif found := _first_match(_RANKED, text):
-            rank = int(found["rank"]) if rank is None else rank
-        else:
-            found = _OLD_GLOG.match(text) or _first_match(_UNRANKED, text)
-        if found is None or found.end() == 0:
+        found = _PREFIX.match(text)
+        if found is None:
             break
-        if rank is None and (named := _RANK_IN_TEXT.search(text, 0, 400)):
-            rank = int(named[1])
+        if found["year"] or found["gday"]:
+            at_s = _unix_time(found, year) if at_s is None else at_s
+        elif rank is None:
+            rank = next((int(found[at]) for at in _RANK_GROUPS if found[at]), None)
         text = text[found.end() :]
-    if rank is None and (named := _RANK_IN_TEXT.search(text, 0, 400)):
-        rank = int(named[1])
     return LogLine(text, rank, at_s)
 
 
-def _first_match(patterns: tuple[re.Pattern[str], ...], text: str) -> re.Match[str] | None:
-    return next((found for pattern in patterns if (found := pattern.match(text))), None)
+def _rank_in(text: str) -> int | None:
+    """Return the rank that torch's own messages name: "[Rank 3]", "[PG 0 Rank 3]"."""
+    found = _RANK_IN_TEXT.search(text, 0, _RANK_WITHIN) if "Rank " in text else None
+    return int(found[1]) if found else None
 
 
 def _unix_time(found: re.Match[str], year: int) -> float | None:
     """Return the stamp as Unix time; None when it is no date (a logger may print anything)."""
-    groups = found.groupdict()
+    mark = "" if found["year"] else "g"
+    month, day, hour, minute, second = (
+        int(found[mark + name]) for name in ("month", "day", "hour", "minute", "second")
+    )
     try:
-        moment = datetime(
-            int(groups.get("year") or year),
-            int(groups["month"]),
-            int(groups["day"]),
-            int(groups["hour"]),
-            int(groups["minute"]),
-            int(groups["second"]),
-            tzinfo=UTC,
-        )
+        stamp = datetime(int(found["year"] or year), month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
-    zone = groups.get("zone")
+    zone = found["zone"]
     offset_s = 0
     if zone and zone != "Z":
         sign = -1 if zone[0] == "-" else 1
         offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
-    return moment.timestamp() - offset_s + float(f"0.{groups['fraction'] or 0}")
+    return stamp.timestamp() - offset_s + float(f"0.{found[mark + 'fraction'] or 0}")
 
 
 def segments(raw: str) -> list[str]:
@@ -148,6 +134,3 @@ def windows(text: str, words: tuple[str, ...]) -> list[str]:
         if len(pieces) == _MAX_WINDOWS:
             break
     return pieces
-
-
-_MAX_WINDOWS: Final = 16

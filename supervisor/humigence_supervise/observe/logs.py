@@ -102,6 +102,7 @@ class LogReader:
     def _lines_of(self, first_line: int, limit: int | None) -> Iterator[Block]:
         """Yield blocks from the present position on, at most `limit` bytes."""
         carry = b""
+        in_cut_line = False
         left = limit
         while left is None or left > 0:
             data = os.read(
@@ -113,7 +114,10 @@ class LogReader:
             *lines, carry = (carry + data).split(b"\n")
             if len(carry) > 2 * _MAX_LINE_BYTES:
                 carry = carry[:_MAX_LINE_BYTES] + b" ... " + carry[-_MAX_LINE_BYTES:]
-                self._cut_lines += not lines or 1
+                self._cut_lines += 0 if in_cut_line and not lines else 1
+                in_cut_line = True
+            elif lines:
+                in_cut_line = False
             if lines:
                 yield Block(first_line, lines)
                 first_line += len(lines)

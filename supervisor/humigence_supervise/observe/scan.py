@@ -29,12 +29,15 @@ _LOOKS_AROUND: Final = 2_000
 _PIECES: Final = 200
 _TEXT_MAX: Final = 2_000
 _END_LINES: Final = 4
+_END_SEARCHED: Final = 20
 _PROGRESS_SAMPLES: Final = 400
 _PROGRESS: Final = re.compile(
-    r"(?:\bstep|\biter(?:ation)?|\bepoch|global_step)\W{1,6}(?:\[\d+\]\[)?\d+.{0,200}\bloss"
-    r"|\bloss\W{1,5}\d.{0,200}|\d+/\d+ \[\d+:\d\d(?::\d\d)?<|Epoch:? ?\[?\d+\]?\[ *\d+/\d+\].{0,80}[Ll]oss",
+    r"\bloss\W{1,5}\d"
+    r"|(?:\bstep|\biter(?:ation)?|\bepoch|global_step)\W{1,6}\d+.{0,200}\bloss"
+    r"|\d+/\d+ \[\d+:\d\d(?::\d\d)?<",
     re.IGNORECASE,
 )
+"""A line of a program that trains: a loss, or a progress bar that moves."""
 
 
 @dataclass(slots=True)
@@ -65,10 +68,9 @@ class Scanner:
         self._rank = rank
         self._year = year
         self._before: list[bytes] = []
-        self._ends: list[int] = []
+        self._ends: list[tuple[int, LogLine]] = []
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._looks = 0
-        self._ending_hits: list[Hit] = []
         self.result = Scan()
 
     def feed(self, block: Block) -> None:
@@ -78,20 +80,25 @@ class Scanner:
         for index in self._gate.hot_lines(block.lines):
             self._read(lines, offset + index, block.first_line + index)
         self._note_progress(block.lines)
-        last = [
-            block.first_line + index
-            for index, raw in enumerate(block.lines[-50:], max(0, len(block.lines) - 50))
-            if any(map(str.isalnum, raw.decode(errors="replace")))
-        ]
-        self._ends = (self._ends + last)[-_END_LINES:]
+        self._note_end(block)
         self._before = lines[-_ABOVE_LINES:]
         self.result.lines = block.first_line + len(block.lines) - 1
 
     def finish(self) -> Scan:
-        """Return the result; hits that count only at the end of a log are settled now."""
-        if self._ends:
-            self.result.hits += [hit for hit in self._ending_hits if hit.line >= self._ends[0]]
+        """Return the result; texts that count only at the end of a log are looked for now."""
+        for number, line in self._ends:
+            row = self._catalogue.match(line.text)
+            if row is not None and row.at_end:
+                self._keep(row, line, number, [], [])
         return self.result
+
+    def _note_end(self, block: Block) -> None:
+        """Remember the last lines that say something (rules of dashes do not)."""
+        first = max(0, len(block.lines) - _END_SEARCHED)
+        for number, raw in enumerate(block.lines[first:], block.first_line + first):
+            line = normalize(raw[-_TEXT_MAX:].decode(errors="replace"), self._year)
+            if any(map(str.isalnum, line.text)):
+                self._ends = [*self._ends[-_END_LINES + 1 :], (number, line)]
 
     def _note_progress(self, lines: list[bytes]) -> None:
         if not self.result.progress_seen:
@@ -117,13 +124,13 @@ class Scanner:
             return around[0]
 
         row = self._catalogue.match(line.text, lambda: "\n".join(above()))
-        if row is None:
+        if row is None or row.at_end:
             return
         if row.id == "process.exit_code":
             self._note_exit(line.text, above())
         key = (row.id, line.rank)
         self._counts[key] += 1
-        if self._counts[key] <= _HITS_PER_ROW or row.at_end:
+        if self._counts[key] <= _HITS_PER_ROW:
             below = lines[index + 1 : index + 1 + _BELOW_LINES]
             self._keep(row, line, number, above(), below)
 
@@ -149,10 +156,7 @@ class Scanner:
             at_s=line.at_s,
             frame=frame,
         )
-        if row.at_end:
-            self._ending_hits = [*self._ending_hits[-_END_LINES:], hit]
-        else:
-            self.result.hits.append(hit)
+        self.result.hits.append(hit)
 
     def _neighbours(self, lines: list[bytes], line: LogLine) -> list[str]:
         """Return the texts of neighbouring lines that the same rank wrote."""

@@ -9,11 +9,11 @@ from typing import Final
 from humigence_supervise.domain import ExitStatus
 
 _FRAME: Final = re.compile(
-    r'File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<name>\S+)| in (?P<old>\S+))?'
+    r'File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:,? in (?P<name>\S+))?',
 )
-_NOTEBOOK_FRAME: Final = re.compile(r"^-+> ?(?P<line>\d+) ")
 _LIBRARY: Final = re.compile(
-    r"(?:site|dist)-packages|[/\\]lib[/\\]python\d|<frozen |<string>|/conda/lib/|importlib|/bin/(?:torchrun|accelerate|deepspeed)$",
+    r"(?:site|dist)-packages|[/\\]lib[/\\]python\d|<frozen |<string>|importlib"
+    r"|/bin/(?:torchrun|accelerate|deepspeed)$",
 )
 _TRACEBACK: Final = "Traceback (most recent call"
 _RANK_ROW: Final = re.compile(r"rank *:? *(\d+) *\(local.rank: *(\d+)\)")
@@ -56,7 +56,7 @@ def _innermost(frames: list[re.Match[str]]) -> str:
     if own is None:
         return ""
     file = re.split(r"[/\\]", own["path"])[-1]
-    name = own["name"] or own["old"]
+    name = own["name"]
     return f"{file}:{own['line']} in {name}" if name else f"{file}:{own['line']}"
 
 

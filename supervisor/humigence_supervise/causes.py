@@ -1,0 +1,59 @@
+"""Which of the matched texts can be the cause, in the order of belief (pure)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from humigence_supervise.catalogue import Row, load_catalogue
+from humigence_supervise.domain import Evidence, Hit, Role
+
+GENERIC: Final = "python.exception"
+STRONG: Final = 60
+"""A text of this strength names a cause of its own; weaker ones are usually consequences."""
+
+_CHAIN: Final = "python.chain"
+_CHAIN_LINES: Final = 40
+
+
+def row_of(hit: Hit) -> Row:
+    """Return the catalogue row behind a hit."""
+    return load_catalogue().by_id[hit.signature]
+
+
+def ranked(evidence: Evidence) -> list[Hit]:
+    """Return the hits that can be causes: strongest first, among equals the earliest."""
+    causes = [
+        hit for hit in evidence.hits if hit.role is not Role.CONTEXT and hit.signature != GENERIC
+    ]
+    causes += _first_of_last_chains(evidence.hits)
+    stamped = all(hit.at_s is not None for hit in causes)
+
+    def order(entry: tuple[int, Hit]) -> tuple[float, ...]:
+        index, hit = entry
+        time_s = hit.at_s if stamped and hit.at_s is not None else 0.0
+        late = hit.rank is not None and hit.rank != evidence.first_dead
+        return (-row_of(hit).strength, time_s, float(late), float(index))
+
+    return [hit for _, hit in sorted(enumerate(causes), key=order)]
+
+
+def _first_of_last_chains(hits: tuple[Hit, ...]) -> list[Hit]:
+    """Return, for each file and rank, the exception that began the last chain of exceptions.
+
+    Earlier tracebacks were survived; in a chain, the first exception is the cause of the rest.
+    """
+    last: dict[tuple[str, int | None], Hit] = {}
+    links: dict[tuple[str, int | None], int] = {}
+    for hit in hits:
+        where = (hit.file, hit.rank)
+        if hit.signature == _CHAIN:
+            links[where] = hit.line
+        elif hit.signature == GENERIC:
+            known = last.get(where)
+            chained = known is not None and (
+                links.get(where, -1) >= known.line or hit.line - known.line <= _CHAIN_LINES
+            )
+            if not chained:
+                last[where] = hit
+            links.pop(where, None)
+    return list(last.values())
