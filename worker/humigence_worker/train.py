@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -199,3 +200,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="where checkpoints go; default: the folder of a config.snapshot.json, else runs/NAME",
     )
     return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
