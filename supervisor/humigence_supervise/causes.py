@@ -48,7 +48,7 @@ def _first_of_last_chains(hits: tuple[Hit, ...]) -> list[Hit]:
         where = (hit.file, hit.rank)
         if hit.signature == _CHAIN:
             links[where] = hit.line
-        elif hit.signature == GENERIC:
+        elif hit.signature == GENERIC and hit.role is not Role.CONTEXT:
             known = last.get(where)
             chained = known is not None and (
                 links.get(where, -1) >= known.line or hit.line - known.line <= _CHAIN_LINES

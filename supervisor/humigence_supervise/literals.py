@@ -40,7 +40,7 @@ def _skip(pattern: str, at: int) -> int:
             return at + 2
         case "[":
             first = at + 2 if pattern.startswith("[^", at) else at + 1
-            end = first + 1
+            end = first + (2 if pattern[first] == "\\" else 1)
             while pattern[end] != "]":
                 end += 2 if pattern[end] == "\\" else 1
             return end + 1

@@ -58,9 +58,10 @@ def _evidence(scans: list[Scan], unread: list[str], exit_code: int | None) -> Ev
     exits: dict[int, RankExit] = {}
     for scan in scans:
         exits |= scan.exits
+    job = next((scan.job for scan in scans if scan.job is not None), None)
     first_dead = next((scan.first_dead for scan in scans if scan.first_dead is not None), None)
     return Evidence(
-        launcher=None if exit_code is None else status_of(exit_code),
+        launcher=job if exit_code is None else status_of(exit_code),
         ranks=tuple(exits[rank] for rank in sorted(exits)),
         hits=tuple(hit for scan in scans for hit in scan.hits),
         first_dead=first_dead,

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from humigence_supervise.catalogue import Catalogue, Row
-from humigence_supervise.domain import Hit, RankExit
+from humigence_supervise.domain import ExitStatus, Hit, RankExit
 from humigence_supervise.gate import Gate
 from humigence_supervise.observe.lines import LogLine, normalize, segments, windows
 from humigence_supervise.observe.logs import Block
+from humigence_supervise.observe.recovery import forgive
 from humigence_supervise.observe.traceback import (
     crash_frame,
+    exit_of_job,
     exit_of_rank,
+    is_in_traceback,
     is_root_failure,
     spawned_rank,
     user_frame,
@@ -30,7 +33,11 @@ _PIECES: Final = 200
 _TEXT_MAX: Final = 2_000
 _END_LINES: Final = 4
 _END_SEARCHED: Final = 20
-_PROGRESS_SAMPLES: Final = 400
+_PROGRESS_SAMPLES: Final = 200
+_PROGRESS_KEPT: Final = 2_000
+_LOOSE_LINES: Final = 30
+"""An exception's name without a traceback counts only this near to the end of the log."""
+
 _PROGRESS: Final = re.compile(
     r"\bloss\W{1,5}\d"
     r"|(?:\bstep|\biter(?:ation)?|\bepoch|global_step)\W{1,6}\d+.{0,200}\bloss"
@@ -42,11 +49,12 @@ _PROGRESS: Final = re.compile(
 
 @dataclass(slots=True)
 class Scan:
-    """What one file showed. `first_dead` and `exits` are what a launcher printed about ranks."""
+    """What one file showed. `exits`, `first_dead` and `job` are what launchers print."""
 
     hits: list[Hit] = field(default_factory=list)
     exits: dict[int, RankExit] = field(default_factory=dict)
     first_dead: int | None = None
+    job: ExitStatus | None = None
     progress_seen: bool = False
     lines: int = 0
 
@@ -71,6 +79,8 @@ class Scanner:
         self._ends: list[tuple[int, LogLine]] = []
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._looks = 0
+        self._loose: list[Hit] = []
+        self._progress_lines: list[int] = []
         self.result = Scan()
 
     def feed(self, block: Block) -> None:
@@ -79,7 +89,7 @@ class Scanner:
         offset = len(self._before)
         for index in self._gate.hot_lines(block.lines):
             self._read(lines, offset + index, block.first_line + index)
-        self._note_progress(block.lines)
+        self._note_progress(block)
         self._note_end(block)
         self._before = lines[-_ABOVE_LINES:]
         self.result.lines = block.first_line + len(block.lines) - 1
@@ -90,6 +100,11 @@ class Scanner:
             row = self._catalogue.match(line.text)
             if row is not None and row.at_end:
                 self._keep(row, line, number, [], [])
+        last = self.result.lines
+        self.result.hits += [hit for hit in self._loose if hit.line > last - _LOOSE_LINES]
+        self.result.hits.sort(key=lambda hit: hit.line)
+        self.result.hits = forgive(self.result.hits, self._progress_lines)
+        self.result.progress_seen = bool(self._progress_lines)
         return self.result
 
     def _note_end(self, block: Block) -> None:
@@ -100,12 +115,14 @@ class Scanner:
             if any(map(str.isalnum, line.text)):
                 self._ends = [*self._ends[-_END_LINES + 1 :], (number, line)]
 
-    def _note_progress(self, lines: list[bytes]) -> None:
-        if not self.result.progress_seen:
-            sample = lines[:: max(1, len(lines) // _PROGRESS_SAMPLES)]
-            self.result.progress_seen = any(
-                _PROGRESS.search(raw[-1_000:].decode(errors="replace")) for raw in sample
-            )
+    def _note_progress(self, block: Block) -> None:
+        """Note which lines show progress; a big block is sampled."""
+        stride = max(1, len(block.lines) // _PROGRESS_SAMPLES)
+        for index in range(0, len(block.lines), stride):
+            raw = block.lines[index]
+            if _PROGRESS.search(raw[-1_000:].decode(errors="replace")):
+                self._progress_lines.append(block.first_line + index)
+        del self._progress_lines[:-_PROGRESS_KEPT]
 
     def _read(self, lines: list[bytes], index: int, number: int) -> None:
         rank = self._rank
@@ -156,7 +173,10 @@ class Scanner:
             at_s=line.at_s,
             frame=frame,
         )
-        self.result.hits.append(hit)
+        if row.fallback and not is_in_traceback(above):
+            self._loose.append(hit)
+        else:
+            self.result.hits.append(hit)
 
     def _neighbours(self, lines: list[bytes], line: LogLine) -> list[str]:
         """Return the texts of neighbouring lines that the same rank wrote."""
@@ -169,6 +189,7 @@ class Scanner:
     def _note_exit(self, text: str, above: list[str]) -> None:
         ended = exit_of_rank(text, above)
         if ended is None:
+            self.result.job = exit_of_job(text) or self.result.job
             return
         rank, pid, status = ended
         self.result.exits[rank] = RankExit(rank, pid, status)

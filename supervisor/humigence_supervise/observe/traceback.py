@@ -11,6 +11,7 @@ from humigence_supervise.domain import ExitStatus
 _FRAME: Final = re.compile(
     r'File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:,? in (?P<name>\S+))?',
 )
+_NOTEBOOK_FRAME: Final = re.compile(r"-+> ?\d+ ")
 _LIBRARY: Final = re.compile(
     r"(?:site|dist)-packages|[/\\]lib[/\\]python\d|<frozen |<string>|importlib"
     r"|/bin/(?:torchrun|accelerate|deepspeed)$",
@@ -22,6 +23,10 @@ _EXIT_LINE: Final = re.compile(r"\(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: 
 _SPAWN_LINE: Final = re.compile(
     r"[Pp]rocess (\d+) terminated with (?:signal (SIG[A-Z]+)|exit code (\d+))",
 )
+_JOB_CODE: Final = re.compile(
+    r"(?:exits with return code =|finished with exit code|returned non-zero exit status) (-?\d+)",
+)
+_JOB_SIGNAL: Final = re.compile(r"died with <Signals\.(SIG[A-Z]+)|^(Killed)$|: +\d+ (Killed)  ")
 _SPAWNED: Final = re.compile(r"-- Process (\d+) terminated with the following error")
 
 
@@ -37,6 +42,13 @@ def user_frame(above: list[str]) -> str:
         if found := _FRAME.search(text):
             frames.append(found)
     return _innermost(frames)
+
+
+def is_in_traceback(above: list[str]) -> bool:
+    """Return whether a traceback, or a part of one, stands over a line."""
+    return any(
+        _TRACEBACK in text or _FRAME.search(text) or _NOTEBOOK_FRAME.match(text) for text in above
+    )
 
 
 def crash_frame(below: list[str]) -> str:
@@ -80,6 +92,15 @@ def exit_of_rank(line: str, above: list[str]) -> tuple[int, int, ExitStatus] | N
     if found := _EXIT_ROW.search(line):
         ranks = [row for text in (*above[-4:], line) if (row := _RANK_ROW.search(text))]
         return (int(ranks[-1][1]), int(found[2]), status_of(int(found[1]))) if ranks else None
+    return None
+
+
+def exit_of_job(line: str) -> ExitStatus | None:
+    """Return how the job as a whole ended, where a launcher or shell says so."""
+    if found := _JOB_CODE.search(line):
+        return status_of(int(found[1]))
+    if found := _JOB_SIGNAL.search(line):
+        return _named_signal(found[1] or "SIGKILL")
     return None
 
 
