@@ -75,7 +75,7 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
         return from_text(evidence, strong[0])
     if evidence.hang_suspected:
         return Finding(Kind.HANG, Confidence.LIKELY, next(iter(roots), None))
-    if dead and ending and (ending.kind is not Kind.UNKNOWN or not roots):
+    if dead and ending and not _explained(evidence, dead, roots):
         return _from_ending(dead, ending, roots)
     if roots:
         return from_text(evidence, roots[0])
@@ -151,6 +151,24 @@ def _signal_outweighs(hit: Hit, dead: RankExit | None, ending: Ending | None) ->
     if dead is None or ending is None or hit.signature != GENERIC:
         return False
     return hit.rank is not None and hit.rank != dead.rank
+
+
+def _explained(evidence: Evidence, dead: RankExit, roots: list[Hit]) -> bool:
+    """Return whether a text says why the first dead rank was ended by a signal.
+
+    An abort follows the text of the same rank (the NCCL watchdog ends a process so). A launcher
+    kills ranks that did nothing wrong, so when nobody saw which rank died first, a kill proves
+    nothing against a text of any rank.
+    """
+    match dead.status.signal:
+        case 6:
+            return any(hit.rank in (None, dead.rank) for hit in roots)
+        case 9 | 15 if dead.rank != evidence.first_dead:
+            return bool(roots)
+        case 9 | 15:
+            return any(hit.rank == dead.rank for hit in roots)
+        case _:
+            return False
 
 
 def _from_ending(dead: RankExit, ending: Ending, roots: list[Hit]) -> Finding:

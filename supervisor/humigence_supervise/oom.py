@@ -21,7 +21,7 @@ _MIB_OF_UNIT: Final = {
 }
 _SIZE: Final = r"(\d+(?:\.\d+)?) (B|bytes|KiB|MiB|GiB|TiB)\b"
 _REQUESTED: Final = re.compile(rf"Tried to allocate {_SIZE}")
-_TOTAL: Final = re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
+_TOTAL: Final = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity")
 _FREE: Final = re.compile(rf"of which {_SIZE} is free|{_SIZE} free")
 _RESERVED: Final = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _OTHER: Final = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
