@@ -191,7 +191,7 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
         lambda scene: str(math.ceil(scene.grace_s)),
-        "torchrun waits as long as stop.grace_s for ranks that save; older than 2.12 ignores it",
+        "torchrun waits as long as stop.grace_s for ranks that save; an older one waits 30 s",
         "torch/distributed/launcher/api.py, 2.13",
         pinned=True,
     ),
