@@ -37,7 +37,8 @@ def _named(rung: Rung, name: str, usable: list[Gpu], host: Host, excluded: froze
 
 
 def _too_few(rung: Rung, needed: str, host: Host, excluded: frozenset[str]) -> str:
-    seen = ", ".join(f"{gpu.index} {gpu.name} ({gpu.uuid})" for gpu in host.gpus) or "none"
+    seen = ", ".join(f"{gpu.index} {gpu.name} ({gpu.uuid})" for gpu in host.gpus)
+    seen = seen or "; ".join(("none", *host.unread))
     out = len([gpu for gpu in host.gpus if gpu.uuid in excluded])
     note = f", {out} of them excluded" if out else ""
     return (

@@ -206,6 +206,7 @@ def test_named_gpus_are_taken_in_the_order_they_are_named():
         (2, TWO_GPUS, ("GPU-aa",), "shows 2, 1 of them excluded"),
         (1, CPU, (), "shows 0: none"),
         ("all", CPU, (), "needs a GPU"),
+        (1, Host(unread=("nvidia-smi did not answer",)), (), "none; nvidia-smi did not answer"),
         ([7], TWO_GPUS, (), "needs GPU 7"),
         (["GPU-bb"], TWO_GPUS, ("GPU-bb",), "needs GPU GPU-bb"),
     ],
