@@ -1,0 +1,337 @@
+"""The main job, whole: a real torchrun job fails, the run falls back, resumes and finishes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from support import eventually
+
+from humigence_supervise.contract import EXIT_CONFIG, EXIT_HOPELESS, EXIT_SIGTERM
+from humigence_supervise.journal import read_journal
+from humigence_supervise.records import Event, Record
+from humigence_supervise.run_lock import holder
+
+TARGET = 24
+WORKER = {
+    "data": "text.txt",
+    "seq_len": 32,
+    "d_model": 32,
+    "n_layers": 2,
+    "n_heads": 2,
+    "max_steps": TARGET,
+    "save_steps": 5,
+    "log_steps": 5,
+    "max_eval_samples": 20,
+}
+LADDER = [
+    {"name": "multi_gpu", "gpus": 2},
+    {"name": "single_gpu", "gpus": 1, "args": ["--fallback_single_gpu"]},
+]
+FALLBACK = "⚠️ NCCL multi-GPU failed, falling back to single GPU training on cuda:0."
+
+
+@dataclass
+class Job:
+    """A run directory with its config; whatever it starts is gone at the end."""
+
+    folder: Path
+    name: str
+    supervisor: subprocess.Popen[str] | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run is."""
+        return self.folder / "runs" / self.name
+
+    @property
+    def config(self) -> Path:
+        """The supervisor's configuration."""
+        return self.folder / "config.json"
+
+    def start(self, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """Start the supervisor in the background."""
+        argv = [*prefix, sys.executable, "-m", "humigence_supervise.cli", "start", str(self.config)]
+        self.supervisor = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return self.supervisor
+
+    def finish(self, process: subprocess.Popen[str] | None = None) -> tuple[int, str, str]:
+        """Return exit code, standard output and standard error once it has ended."""
+        process = process or self.start()
+        out, err = process.communicate(timeout=150)
+        return process.returncode, out, err
+
+    def events(self) -> list[Record]:
+        """Return the journal so far."""
+        with suppress(FileNotFoundError):
+            return [entry.record for entry in read_journal(self.run_dir / "journal.jsonl")]
+        return []
+
+    def status(self) -> dict[str, object]:
+        """Return `status --json`."""
+        argv = [sys.executable, "-m", "humigence_supervise.cli", "status", "--json"]
+        done = subprocess.run([*argv, str(self.run_dir)], capture_output=True, check=True)
+        document = json.loads(done.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until rank 0 of some attempt has completed the step."""
+
+        def reached() -> bool:
+            files = self.run_dir.glob("attempts/*/progress/0.jsonl")
+            lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+            return any(line["step"] >= step for line in lines)
+
+        eventually(reached, f"step {step}", within_s=90)
+
+
+@pytest.fixture
+def job(tmp_path: Path):
+    """A tiny real job; at the end nothing that carries its run id may be alive."""
+    made = Job(tmp_path, f"e2e-{uuid.uuid4().hex[:8]}")
+    yield made
+    if made.supervisor is not None and made.supervisor.poll() is None:
+        made.supervisor.kill()
+        made.supervisor.wait()
+    left = [one for one in psutil.process_iter() if made.run_dir.as_posix() in _environment(one)]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not left, f"left alive: {left}"
+
+
+def _environment(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return process.environ().get("HUMIGENCE_RUN_DIR", "")
+    return ""
+
+
+def write(job: Job, *, worker: dict[str, object] | None = None, **settings: object) -> None:
+    """Write the worker's and the supervisor's configuration, and a text to train on."""
+    (job.folder / "text.txt").write_text(Path(json.__file__).read_text()[:6000])
+    (job.folder / "worker.json").write_text(json.dumps({**WORKER, **(worker or {})}))
+    document = {
+        "name": job.name,
+        "accelerator": "cpu",
+        "worker": {"module": "humigence_worker.train", "args": ["--config", "worker.json"]},
+        "batch": {"global": 8, "micro": 4},
+        "ladder": LADDER,
+        "policy": {"backoff": {"first_s": 0.2}},
+        **settings,
+    }
+    job.config.write_text(json.dumps(document))
+
+
+def names(events: list[Record]) -> list[str]:
+    """Return what happened, as names."""
+    return [record.event.value for record in events]
+
+
+def in_order(events: list[Record], *wanted: Event) -> list[Record]:
+    """Return the first events of these names that follow each other; fail if there are none."""
+    found, rest = [], iter(events)
+    for event in wanted:
+        record = next((one for one in rest if one.event is event), None)
+        assert record is not None, f"no {event.value} where it belongs: {names(events)}"
+        found.append(record)
+    return found
+
+
+def assert_every_step_once(job: Job, redone: int) -> None:
+    """Check from the raw progress files that the kept steps cover every sample exactly once."""
+    kept: dict[int, list[int]] = {}
+    executed = 0
+    for attempt in sorted(job.run_dir.glob("attempts/*")):
+        for line in (attempt / "progress" / "0.jsonl").read_text().splitlines():
+            progress = json.loads(line)
+            if progress["section"] == "train":
+                kept[progress["step"]] = progress["samples"]
+                executed += 1
+    assert sorted(kept) == list(range(1, TARGET + 1))
+    assert [kept[step] for step in sorted(kept)] == [[8 * n, 8 * n + 8] for n in range(TARGET)]
+    assert executed - TARGET == redone
+    status = job.status()
+    assert (status["redone_steps"], status["samples_done"]) == (redone, TARGET * 8)
+    assert status["ledger"]["clean"], status["ledger"]
+    assert (status["state"], status["step"], status["target_step"]) == ("completed", TARGET, TARGET)
+
+
+def test_an_nccl_failure_falls_back_and_finishes(job: Job) -> None:
+    """The journal tells the story in order; nothing is lost, nothing repeated, redone counted."""
+    write(job, worker={"faults": [{"name": "nccl_error", "step": 13, "rank": 1}]})
+    code, out, _ = job.finish()
+    events = job.events()
+    assert code == 0, names(events)
+    first, _, diagnosis, changed, second, _ = in_order(
+        events,
+        Event.ATTEMPT_STARTED,
+        Event.ATTEMPT_EXITED,
+        Event.DIAGNOSIS_MADE,
+        Event.RUNG_CHANGED,
+        Event.ATTEMPT_STARTED,
+        Event.RUN_COMPLETED,
+    )
+    assert (first.rung, first.facts["world_size"]) == ("multi_gpu", 2)
+    assert str(diagnosis.facts["kind"]).startswith("nccl_")
+    assert (diagnosis.facts["rank"], changed.message) == (1, FALLBACK)
+    assert (second.rung, second.facts["resume_step"]) == ("single_gpu", 10)
+    assert_every_step_once(job, redone=2)
+    printed = [json.loads(line) for line in out.splitlines()]
+    journaled = (job.run_dir / "journal.jsonl").read_text().splitlines()
+    assert printed == [json.loads(line) for line in journaled]
+    final = job.run_dir / "attempts" / "0002" / "ranks" / "0" / "stdout.log"
+    assert "unigram" in final.read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_retried_and_loses_nothing(job: Job, rank: int) -> None:
+    """A bare SIGKILL has no proven cause: the same rung again, from the newest checkpoint."""
+    write(job, worker={"faults": [{"name": "sigkill", "step": 13, "rank": rank}]})
+    code, _, _ = job.finish()
+    events = job.events()
+    assert code == 0, names(events)
+    exited, diagnosis, second, _ = in_order(
+        events,
+        Event.ATTEMPT_EXITED,
+        Event.DIAGNOSIS_MADE,
+        Event.ATTEMPT_STARTED,
+        Event.RUN_COMPLETED,
+    )
+    assert (exited.facts["rank"], exited.facts["signal"]) == (rank, signal.SIGKILL)
+    assert diagnosis.facts["kind"] in {"unknown", "preempted"}
+    assert (second.rung, second.facts["resume_step"]) == ("multi_gpu", 10)
+    assert_every_step_once(job, redone=2)
+
+
+def test_a_killed_torchrun_leaves_no_orphan_training(job: Job) -> None:
+    """Torchrun killed by SIGKILL: its ranks are gone before the next attempt starts."""
+    write(job)
+    process = job.start()
+    job.wait_for_step(7)
+    keeper = json.loads((job.run_dir / "attempts" / "0001" / "keeper.json").read_text())
+    ranks = [
+        psutil.Process(json.loads(file.read_text())["pid"])
+        for file in job.run_dir.glob("attempts/0001/ranks/*/process.json")
+    ]
+    assert len(ranks) == 2
+    os.kill(keeper["launcher_pid"], signal.SIGKILL)
+    eventually(lambda: Event.TREE_CLEARED.value in names(job.events()), "tree.cleared", 30)
+    assert not [rank for rank in ranks if rank.is_running() and rank.status() != "zombie"]
+    code, _, _ = job.finish(process)
+    assert code == 0, names(job.events())
+    redone = job.status()["redone_steps"]
+    assert isinstance(redone, int)
+    assert_every_step_once(job, redone)
+
+
+def test_an_oom_is_the_cause_and_the_closed_connection_its_symptom(job: Job) -> None:
+    """Rank 1 runs out of memory, rank 0 reports a closed connection: the kind is cuda_oom."""
+    write(job, worker={"faults": [{"name": "cuda_oom", "step": 8, "rank": 1}]})
+    code, _, _ = job.finish()
+    events = job.events()
+    assert code == 0, names(events)
+    diagnosis, changed, second = in_order(
+        events, Event.DIAGNOSIS_MADE, Event.RUNG_CHANGED, Event.ATTEMPT_STARTED
+    )
+    assert (diagnosis.facts["kind"], diagnosis.facts["rank"]) == ("cuda_oom", 1)
+    assert "falling back to single GPU training on cuda:0." in changed.message
+    assert second.rung == "single_gpu"
+    assert_every_step_once(job, redone=2)
+
+
+def test_a_wrong_import_stops_after_one_attempt(job: Job) -> None:
+    """What cannot work is not tried again: 93, and the line is named."""
+    script = job.folder / "wrong.py"
+    script.write_text('"""A worker with a typo."""\n\nimport torchh\n')
+    write(job, worker=None)
+    document = json.loads(job.config.read_text())
+    document["worker"] = {"script": "wrong.py"}
+    job.config.write_text(json.dumps(document))
+    code, _, _ = job.finish()
+    events = job.events()
+    assert code == EXIT_HOPELESS, names(events)
+    assert names(events).count("attempt.started") == 1
+    (diagnosis,) = [one for one in events if one.event is Event.DIAGNOSIS_MADE]
+    assert diagnosis.facts["kind"] == "import_error"
+    assert "wrong.py:3" in json.dumps([diagnosis.facts, diagnosis.message])
+    assert job.status()["state"] == "failed"
+
+
+def test_a_wrong_dataset_is_a_configuration_error(job: Job) -> None:
+    """A broken JSONL line ends the run with 78 after one attempt; file and line are named."""
+    write(job, worker={"data": "broken.jsonl"})
+    (job.folder / "broken.jsonl").write_text('{"text": "fine"}\n{"text": "torn\n')
+    code, _, _ = job.finish()
+    events = job.events()
+    assert code == EXIT_CONFIG, names(events)
+    assert names(events).count("attempt.started") == 1
+    assert "broken.jsonl:2" in events[-1].message + json.dumps(dict(events[-2].facts))
+    (diagnosis,) = [one for one in events if one.event is Event.DIAGNOSIS_MADE]
+    assert "broken.jsonl:2" in diagnosis.message
+
+
+def test_a_full_disk_is_waited_for(job: Job) -> None:
+    """On a small tmpfs the run waits, says how much is missing, and goes on when space returns."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    small = job.folder / "small"
+    small.mkdir()
+    write(
+        job,
+        worker={"faults": [{"name": "fill_disk", "step": 12, "rank": 0, "folder": str(small)}]},
+        checkpoints={"dir": str(small / "checkpoints")},
+    )
+    shell = f'mount -t tmpfs -o size=4m none {small} && exec "$@"'
+    process = job.start(("unshare", "--mount", "--propagation", "private", "sh", "-c", shell, "sh"))
+    eventually(lambda: process.poll() is not None or holder(job.run_dir), "a supervisor", 30)
+    if process.poll() is not None:
+        pytest.skip(f"no private mounts here: {process.communicate()[1].strip()}")
+    eventually(
+        lambda: Event.BACKOFF_STARTED.value in names(job.events()) or process.poll() is not None,
+        "the wait",
+        within_s=90,
+    )
+    diagnosis, waiting = in_order(job.events(), Event.DIAGNOSIS_MADE, Event.BACKOFF_STARTED)
+    assert diagnosis.facts["kind"] == "disk_full"
+    assert f"{waiting.facts['need_mib']} MiB" in waiting.message
+    assert (job.status()["state"], process.poll()) == ("waiting", None)
+    supervisor = holder(job.run_dir)
+    assert supervisor is not None
+    inside = Path(f"/proc/{supervisor.pid}/root{small}")
+    fillers = [path for path in inside.iterdir() if path.is_file()]
+    assert fillers, list(inside.iterdir())
+    for filler in fillers:
+        filler.unlink()
+    code, _, _ = job.finish(process)
+    assert code == 0, names(job.events())
+    in_order(job.events(), Event.BACKOFF_STARTED, Event.BACKOFF_ENDED, Event.RUN_COMPLETED)
+
+
+def test_a_stop_saves_and_the_next_start_goes_on(job: Job) -> None:
+    """SIGTERM loses no step and ends with 143; the second start completes the run."""
+    write(job)
+    process = job.start()
+    job.wait_for_step(3)
+    os.kill(process.pid, signal.SIGTERM)
+    code, _, _ = job.finish(process)
+    assert code == EXIT_SIGTERM, names(job.events())
+    stopped = job.status()
+    assert stopped["state"] == "stopped"
+    assert stopped["checkpoint"]["step"] == stopped["step"]
+    code, _, _ = job.finish()
+    assert code == 0, names(job.events())
+    in_order(job.events(), Event.RUN_STOPPED, Event.RUN_RESUMED, Event.RUN_COMPLETED)
+    assert_every_step_once(job, redone=0)
