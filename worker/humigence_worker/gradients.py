@@ -7,8 +7,9 @@ processes and was finished by one are therefore those of the run that never did,
 (No `from __future__ import annotations` here: DDP looks at the hook's real annotations.)
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -119,9 +120,10 @@ class Gradients:
         self._sum = VirtualRankSum(self._parameters, keep_apart=distributed and on_cpu)
         self._ddp: DistributedDataParallel | None = None
         if distributed:
-            self._ddp = DistributedDataParallel(
-                model, device_ids=None if on_cpu else [device.index]
-            )
+            with _no_garbage_collection():
+                self._ddp = DistributedDataParallel(
+                    model, device_ids=None if on_cpu else [device.index]
+                )
             # The buffers are constants. (As an argument of the constructor it warns since 2.13.)
             self._ddp.broadcast_buffers = False
             self._ddp.register_comm_hook(self._sum, gather_and_add if on_cpu else reduce_sums)
@@ -165,6 +167,16 @@ class Gradients:
 
     def _quiet_unless(self, *, communicate: bool) -> AbstractContextManager[None]:
         return nullcontext() if communicate or self._ddp is None else self._ddp.no_sync()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """DDP imports torch._dynamo when it is built: a third of that second is garbage collection."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _taken(parameter: nn.Parameter) -> Tensor:
