@@ -72,7 +72,7 @@ check-all: lint $(DEV)
 
 # The wheel must work where nothing of this tree and no torch is: help needs neither.
 wheel: $(DEV)
-	rm -rf build/wheel
+	rm -rf build/wheel && mkdir -p build
 	$(BIN)/python -m build --wheel --outdir build/wheel . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	@set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; wheels=$$PWD/build/wheel; \
 		$(BIN)/python -m venv "$$room/venv"; \
