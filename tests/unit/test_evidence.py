@@ -170,6 +170,15 @@ def test_survived_error_is_context(tmp_path):
     assert [hit.role for hit in gathered(tmp_path).hits] == [Role.ROOT]
 
 
+def test_bare_exception_name_counts_only_near_the_end(tmp_path):
+    """An exception's name without a traceback is a cause at the end of a log, not amid it."""
+    bare, filler = "ValueError: bad sample\n", "reading shard\n" * 40
+    write(tmp_path, "ranks/0/stderr.log", bare + filler)
+    assert gathered(tmp_path).hits == ()
+    write(tmp_path, "ranks/0/stderr.log", filler + bare)
+    assert [hit.text for hit in gathered(tmp_path).hits] == ["ValueError: bad sample"]
+
+
 def test_words_in_user_data_are_no_failure(tmp_path):
     """Training text about errors is text."""
     text = 'sample: "He said ValueError: is an exception"\nprompt: CUDA error handling\n' * 3

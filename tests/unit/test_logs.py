@@ -151,9 +151,9 @@ def test_tail_follows_a_growing_log(tmp_path):
 
 @pytest.mark.parametrize("how", ["rename", "truncate"])
 def test_tail_survives_rotation(tmp_path, how):
-    """After a rotation the new file is read from its beginning."""
+    """After a rotation the new file is read from its beginning, not joined to an old half line."""
     path = tmp_path / "stderr.log"
-    path.write_text("ValueError: old and long enough\n")
+    path.write_text("ValueError: old and long enough\nValueError: unfinished ")
     tail = LogTail(path)
     assert len(texts(tail)) == 1
     if how == "rename":
