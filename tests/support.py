@@ -159,5 +159,4 @@ def open_run(run_dir: Path) -> Iterator[Run]:
             eventually(lambda keeper=keeper: keeper.ended, "a killed keeper ends")
             keeper.reap()
             keeper.close()
-        launch.sweep(run.id)
     assert left == [], "the test left processes alive"

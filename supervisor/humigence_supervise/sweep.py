@@ -19,17 +19,20 @@ SWEEP_S = 10.0
 
 
 def members(run_id: str, attempt: int | None = None) -> tuple[ProcessId, ...]:
-    """Return the living processes of a run (of one attempt of it), except the caller.
+    """Return the living processes of a run (of one attempt of it).
 
     These are this user's processes started with the run's id in their environment, and all their
-    descendants. One that rewrote its environment *and* lost its marked parent is not found.
+    descendants. The caller and those it descends from are none, whatever their environment: a
+    person may have copied it into the shell this runs in. One that rewrote its environment *and*
+    lost its marked parent is not found.
     """
-    stats = [found for pid in proc.all_pids() if (found := proc.stat(pid)) is not None]
-    family = {found.pid for found in stats if _is_marked(found.pid, run_id, attempt)}
-    family.discard(os.getpid())
-    while grown := {s.pid for s in stats if s.ppid in family} - family - {os.getpid()}:
+    assert run_id
+    stats = {found.pid: found for pid in proc.all_pids() if (found := proc.stat(pid)) is not None}
+    spared = _with_ancestors(os.getpid(), stats)
+    family = {pid for pid in stats.keys() - spared if _is_marked(pid, run_id, attempt)}
+    while grown := {s.pid for s in stats.values() if s.ppid in family} - family - spared:
         family |= grown
-    return tuple(ProcessId(s.pid, s.start_ticks) for s in stats if s.pid in family and not s.dead)
+    return tuple(ProcessId(pid, stats[pid].start_ticks) for pid in family if not stats[pid].dead)
 
 
 def sweep(run_id: str, attempt: int | None = None) -> tuple[int, ...]:
@@ -46,6 +49,14 @@ def sweep(run_id: str, attempt: int | None = None) -> tuple[int, ...]:
                 killed.add(process.pid)
         _wait_for_ends(found, deadline)
     return tuple(sorted(killed))
+
+
+def _with_ancestors(pid: int, stats: dict[int, proc.Stat]) -> set[int]:
+    line = set()
+    while pid in stats and pid not in line:
+        line.add(pid)
+        pid = stats[pid].ppid
+    return line
 
 
 def _is_marked(pid: int, run_id: str, attempt: int | None) -> bool:

@@ -210,21 +210,21 @@ def test_sweep_after_the_keeper_was_killed(run):
     assert not any(proc.start_ticks(pid) and not proc.stat(pid).dead for pid in killed)
 
 
-def test_sweep_spares_the_caller(run):
-    """A supervisor that itself runs inside a run does not kill itself."""
+def test_sweep_spares_the_caller_and_its_shell(run):
+    """Run from a shell that carries the run's environment, a sweep kills neither, but others."""
     program = (
-        "import sys; sys.path[:] = sys.argv[1].split(':')\n"
+        "import json, os, subprocess, sys; sys.path[:] = json.loads(sys.argv[1])\n"
         "from humigence_supervise.launch import sweep\n"
-        "import os; print(sweep(os.environ['HUMIGENCE_RUN_ID']))"
+        "other = subprocess.Popen(['/bin/sleep', '1000'])\n"
+        "print(sweep(os.environ['HUMIGENCE_RUN_ID']) == (other.pid,), other.wait(), flush=True)"
     )
-    paths = subprocess.check_output([PYTHON, "-c", "import sys; print(':'.join(sys.path))"])
     answer = subprocess.run(
-        [PYTHON, "-c", program, paths.decode().strip()],
+        ["/bin/sh", "-c", '"$@"; echo alive', "sh", PYTHON, "-c", program, json.dumps(sys.path)],
         env={"HUMIGENCE_RUN_ID": run.id},
         stdout=subprocess.PIPE,
         check=True,
     )
-    assert answer.stdout == b"()\n"
+    assert answer.stdout == b"True -9\nalive\n"
 
 
 def test_used_attempt_is_refused(run):
