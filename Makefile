@@ -51,9 +51,10 @@ $(DEV): $(RUNTIME)
 	@touch $@
 
 run: $(RUNTIME)
-	$(BIN)/humigence-supervise start $(DEMO) --fresh
+	$(BIN)/humigence-supervise start $(DEMO) --fresh --log-format pretty
 	@echo
 	@$(BIN)/humigence-supervise status $(DEMO)
+	@$(BIN)/humigence-supervise logs $(DEMO) | tail -n 1
 
 test: $(DEV)
 	$(BIN)/python -m pytest -m 'not slow'
