@@ -308,7 +308,7 @@ except OSError as error:
 """
     full = tmp_path / "full"
     full.mkdir()
-    mount = f"mount -t tmpfs -o size=2m tmpfs {full}"
+    mount = f"mount -t tmpfs -o size=2100k tmpfs {full}"
     unshare = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     if subprocess.run([*unshare, mount], check=False, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here, even in an own namespace")
