@@ -61,6 +61,14 @@ def test_only_the_missing_gpus_are_placeholders():
     assert one["batch"]["global"] == 8
 
 
+def test_placeholders_give_all_rungs_the_same_global_batch():
+    """Also those that need none: the sums are those of the machine the ladder asks for."""
+    ladder = [{"name": "a"}, {"name": "b", "gpus": 2}, {"name": "c", "gpus": 1}]
+    document = _document(Host(gpus=TWO_GPUS[:1]), accelerator="cuda", ladder=ladder)
+    assert [rung["placeholder_gpus"] for rung in document["rungs"]] == [False, True, False]
+    assert [rung["batch"]["global"] for rung in document["rungs"]] == [8, 8, 8]
+
+
 def test_all_gpus_and_named_gpus_have_placeholders_too():
     """Two are assumed for all; a named one stands for itself."""
     (everything,) = _document(accelerator="cuda", ladder=[{"name": "a", "gpus": "all"}])["rungs"]
