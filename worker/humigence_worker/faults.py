@@ -170,20 +170,20 @@ def _no_core_dump() -> None:
 
 
 def _write_until_full(path: Path, max_mib: int) -> tuple[int, bool]:
-    """Return the bytes written and whether the disk is full to the last byte."""
+    """Return the bytes written and whether the disk is full.
+
+    A write that meets the end of the space is cut short by the kernel, so it fills the last block.
+    """
     written = 0
     with path.open("wb", buffering=0) as file:
-        for size in (_MIB, 4096, 1):  # ever smaller pieces fill the last block
-            while written < max_mib * _MIB:
-                try:
-                    written += file.write(bytes(size))
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                    break
-            else:
-                return written, False
-    return written, True
+        while written < max_mib * _MIB:
+            try:
+                written += file.write(bytes(_MIB))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return written, True
+    return written, False
 
 
 def _largest_file(checkpoint: Path) -> Path:
