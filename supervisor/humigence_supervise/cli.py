@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 FOLLOW_S = 0.5
 """How often a followed file is looked at."""
 
+TYPER_USAGE_ERROR = 2
+"""What typer exits with after it explained a wrong command line; no verb of ours uses it."""
+
 app = typer.Typer(
     help="Babysit one torchrun job until it is done.",
     no_args_is_help=True,
@@ -219,6 +222,39 @@ def diagnose(
 
 
 @app.command()
+def explain(
+    run: RunArgument,
+    *,
+    incident: Annotated[
+        int | None, typer.Option(help="Which incident, from 1; default: the newest.", min=1)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why an attempt failed, what was decided, what was lost, what to do."""
+    from humigence_supervise.explain import explain_document, explain_text
+
+    document = explain_document(_run_dir(run), incident)
+    typer.echo(json.dumps(document) if as_json else explain_text(document))
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="HTML file; default: in the run.")
+    ] = None,
+) -> None:
+    """Write the whole story of a run as one HTML file."""
+    from humigence_supervise.report import write_report
+
+    run_dir = _run_dir(run)
+    target = (output or run_dir / contract.REPORT_FILE).absolute()
+    write_report(run_dir, target)
+    typer.echo(str(target))
+
+
+@app.command()
 def checkpoints(
     run: RunArgument,
     *,
@@ -271,6 +307,8 @@ def _pause(seconds: float) -> None:
 def _problems_told() -> Iterator[None]:
     try:
         yield
+    except SystemExit as done:
+        sys.exit(contract.EXIT_USAGE if done.code == TYPER_USAGE_ERROR else done.code)
     except KeyboardInterrupt:
         sys.exit(contract.EXIT_SIGINT)
     except BrokenPipeError:
@@ -284,7 +322,9 @@ def _explain_and_exit(problem: Exception) -> NoReturn:
     """Say an expected problem in its own words; anything else is ours and keeps its traceback."""
     from humigence_supervise.config import ConfigError
     from humigence_supervise.events import SinceError
+    from humigence_supervise.explain import NoIncidentError
     from humigence_supervise.journal import JournalError
+    from humigence_supervise.reading import UnreadableError
     from humigence_supervise.run_lock import RunHeldError
     from humigence_supervise.run_ref import RunNotFoundError
     from humigence_supervise.stop import StopTimeoutError
@@ -294,6 +334,8 @@ def _explain_and_exit(problem: Exception) -> NoReturn:
         RunHeldError: contract.EXIT_RUN_HELD,
         RunNotFoundError: contract.EXIT_USAGE,
         SinceError: contract.EXIT_USAGE,
+        NoIncidentError: contract.EXIT_USAGE,
+        UnreadableError: contract.EXIT_USAGE,
         JournalError: contract.EXIT_INTERNAL,
         StopTimeoutError: contract.EXIT_GAVE_UP,
         OSError: contract.EXIT_INTERNAL,

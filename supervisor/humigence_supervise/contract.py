@@ -39,6 +39,7 @@ ENV_VIRTUAL_RANKS: Final = "HUMIGENCE_VIRTUAL_RANKS"
 # --- files of a run directory ------------------------------------------------------------------
 
 JOURNAL_FILE: Final = "journal.jsonl"
+REPORT_FILE: Final = "report.html"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 ATTEMPTS_DIR: Final = "attempts"

@@ -113,6 +113,9 @@ def _from_success(evidence: Evidence) -> Finding:
             Confidence.LIKELY,
             means=f"The program ended with exit code 0, but no step of {target} was seen",
         )
+    if evidence.success_unproven:
+        means = f"The program ended with exit code 0, but {evidence.success_unproven}"
+        return Finding(Kind.PREMATURE_SUCCESS, Confidence.LIKELY, means=means)
     return Finding(Kind.HEALTHY, Confidence.CERTAIN)
 
 

@@ -273,6 +273,7 @@ class Evidence:
     when nobody said it. `first_dead` is the rank the supervisor saw die first (pidfd order).
     `host_oom_pids` are pids the kernel's own record says it killed for memory. `progress_seen`:
     the output itself shows steps or losses (all there is, for a log without progress files).
+    `success_unproven` is why exit code 0 would prove nothing, "" where it may be believed.
     """
 
     launcher: ExitStatus | None = None
@@ -289,6 +290,7 @@ class Evidence:
     stop_requested: bool = False
     hang_suspected: bool = False
     progress_seen: bool = False
+    success_unproven: str = ""
     unread: tuple[str, ...] = ()
 
 

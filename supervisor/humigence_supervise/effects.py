@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from humigence_supervise import contract, ladder, launch
@@ -15,6 +16,7 @@ from humigence_supervise.catalogue import Catalogue
 from humigence_supervise.checkpoints import choose
 from humigence_supervise.checkpoints.verdict import Standing
 from humigence_supervise.checkpoints.verify import verify
+from humigence_supervise.config import Settings
 from humigence_supervise.diagnose import diagnose
 from humigence_supervise.domain import Kind, LaunchPlan
 from humigence_supervise.happenings import (
@@ -28,10 +30,12 @@ from humigence_supervise.happenings import (
     Refused,
     TreeGone,
 )
+from humigence_supervise.observe import success
 from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.records import Json
+from humigence_supervise.report import write_report
 from humigence_supervise.run import Run
 from humigence_supervise.state import State
 from humigence_supervise.systemd import UNSET_FOR_CHILDREN
@@ -187,7 +191,7 @@ class Effects:
             first_dead=watch.first_dead,
             first_step=state.first_step,
             last_step=last_step,
-            target_step=run.settings.success.target_step or watch.target_step,
+            target_step=_target_step(run.settings, watch),
             rank_exits=watch.exits,
             disk_free_mib=self.free_mib(),
             stop_requested=state.stop is not None,
@@ -195,12 +199,19 @@ class Effects:
         )
         watch.close()
         self.watch = None
-        diagnosis = diagnose(evidence)
+        unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
+        diagnosis = diagnose(replace(evidence, success_unproven=unproven))
         facts: dict[str, Json] = {"unread": list(evidence.unread), "last_step": last_step}
         if diagnosis.kind is Kind.HEALTHY:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
         room_mib = max(self._need_mib(), (evidence.disk_free_mib or 0) + 1)
         return Diagnosed(diagnosis, last_step, self._checkpoint_step(), room_mib, facts)
+
+    def report(self) -> None:
+        """Write the report of the ended run; a run is no worse for want of one."""
+        run_dir = self._run.paths.run_dir
+        with suppress(OSError):
+            write_report(run_dir, run_dir / contract.REPORT_FILE)
 
     def _checkpoint_step(self) -> int:
         """Return the newest step whose checkpoint looks whole; its digests are read on resume."""
@@ -214,6 +225,13 @@ class Effects:
     def _watch(self, attempt: int, world_size: int) -> AttemptWatch:
         folder = self._run.attempt_dir(attempt)
         return AttemptWatch(folder, world_size, self._run.paths.checkpoint_dir, self._catalogue)
+
+
+def _target_step(settings: Settings, watch: AttemptWatch) -> int | None:
+    """Return the step that must be reached: the configured one, else the worker's own."""
+    if settings.success.exit_code_only:
+        return None
+    return settings.success.target_step or watch.target_step
 
 
 def _planned_world_size(attempt_dir: Path) -> int:

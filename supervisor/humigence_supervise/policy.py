@@ -270,7 +270,7 @@ def _try(move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis) -
             )
         case Move.STOP:
             return Stop(
-                f"{diagnosis.kind.value}: nothing is left to try. {diagnosis.advice}",
+                f"{diagnosis.reason} {diagnosis.advice}",
                 hopeless=diagnosis.kind not in TRANSIENT,
             )
         case _:

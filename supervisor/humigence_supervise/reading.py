@@ -26,6 +26,10 @@ _PLAN_BYTES: Final = 1 << 20
 _RANKS_MAX: Final = 4096
 
 
+class UnreadableError(ValueError):
+    """What was named cannot be read at all; the message says why and what to name instead."""
+
+
 def read_input(path: str, exit_code: int | None) -> Evidence:
     """Read a log file, a folder (an attempt's, or one of logs), or stdin ("-").
 
@@ -33,7 +37,7 @@ def read_input(path: str, exit_code: int | None) -> Evidence:
     read is named in the evidence, never raised, except:
 
     Raises:
-        ValueError: the path is not there or cannot be opened; the message says why.
+        UnreadableError: the path is not there or cannot be opened; the message says why.
     """
     if path == STDIN:
         return _evidence([_scan_stdin()], [], exit_code)
@@ -42,12 +46,14 @@ def read_input(path: str, exit_code: int | None) -> Evidence:
         is_folder = place.stat() and place.is_dir()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{path} cannot be read: {reason}. Name a log file or folder.") from error
+        raise UnreadableError(
+            f"{path} cannot be read: {reason}. Name a log file or folder."
+        ) from error
     if not is_folder:
         unread: list[str] = []
         scan = scan_file(place, path, None, unread, None)
         if unread and not scan.lines:
-            raise ValueError(f"{unread[0]}. Name a log file or folder.")
+            raise UnreadableError(f"{unread[0]}. Name a log file or folder.")
         return _evidence([scan], unread, exit_code)
     if any((place / name).exists() for name in _ATTEMPT_FILES):
         return _read_attempt(place, exit_code)
@@ -118,7 +124,7 @@ def _read_folder(folder: Path, exit_code: int | None) -> Evidence:
             if path.is_file() and (path.suffix in _LOG_SUFFIXES or path.name in _BARE_NAMES)
         )
     except OSError as error:
-        raise ValueError(f"{folder} cannot be read: {error.strerror}") from error
+        raise UnreadableError(f"{folder} cannot be read: {error.strerror}") from error
     if len(files) > _FILES_MAX:
         unread.append(f"{len(files) - _FILES_MAX} of {len(files)} files were not read")
     scans = [
@@ -126,7 +132,7 @@ def _read_folder(folder: Path, exit_code: int | None) -> Evidence:
         for path in files[:_FILES_MAX]
     ]
     if not scans:
-        raise ValueError(f"{folder} holds no log files ({', '.join(_LOG_SUFFIXES)})")
+        raise UnreadableError(f"{folder} holds no log files ({', '.join(_LOG_SUFFIXES)})")
     return _evidence(scans, unread, exit_code)
 
 

@@ -76,6 +76,7 @@ def status_document(run_dir: Path) -> Document:
         "effective_ratio": round(account.productive_s / elapsed_s, 4) if elapsed_s else None,
         "exit_code": state.phase.exit_code if isinstance(state.phase, Ended) else None,
         "journal": str(run_dir / contract.JOURNAL_FILE),
+        "report": str(report) if (report := run_dir / contract.REPORT_FILE).exists() else None,
     }
 
 
@@ -89,6 +90,7 @@ def status_text(document: Document) -> str:
         ("samples", document["ledger"] and _fact(document["ledger"], "says")),
         ("last incident", _incident_line(document)),
         ("journal", document["journal"]),
+        ("report", document["report"]),
     ]
     return "\n".join(f"{name:<14}{for_people(str(value))}" for name, value in rows if value)
 
