@@ -1,0 +1,95 @@
+"""Where a rank finds itself: under the supervisor, under torchrun, and alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from humigence_worker.runtime import read_runtime
+from humigence_worker.settings import WorkerConfigError
+
+CONFIG = Path("configs/demo.json")
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch):
+    """These tests speak of a machine without GPU; the choice of GPUs has its own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_under_the_supervisor_everything_is_given():
+    """Folders, run and checkpoint are the supervisor's; nothing is looked for."""
+    runtime = read_runtime(
+        {
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "2",
+            "HUMIGENCE_RUN_DIR": "/r",
+            "HUMIGENCE_CHECKPOINT_DIR": "/elsewhere",
+            "HUMIGENCE_RUN_ID": "demo-1",
+            "HUMIGENCE_RESUME_FROM": "/elsewhere/step-00000004",
+        },
+        CONFIG,
+        None,
+        fallback_single_gpu=False,
+    )
+    assert (runtime.rank, runtime.local_rank, runtime.world_size) == (1, 1, 2)
+    assert (runtime.run_dir, runtime.checkpoint_dir) == (Path("/r"), Path("/elsewhere"))
+    assert (runtime.run, runtime.resume_from) == ("demo-1", Path("/elsewhere/step-00000004"))
+    assert not runtime.finds_own_checkpoint
+    assert runtime.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("environ", "resume_from", "finds_own"),
+    [
+        ({}, None, True),
+        ({"HUMIGENCE_RESUME_FROM": ""}, None, False),
+        ({"HUMIGENCE_RESUME_FROM": "/c"}, Path("/c"), False),
+    ],
+)
+def test_an_empty_checkpoint_means_from_scratch_and_a_missing_one_means_the_newest(
+    environ, resume_from, finds_own
+):
+    """The supervisor's "none" must not be read as "look yourself"."""
+    runtime = read_runtime(environ, CONFIG, None, fallback_single_gpu=True)
+    assert (runtime.resume_from, runtime.finds_own_checkpoint) == (resume_from, finds_own)
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "run_dir"),
+    [
+        ("runs/humigence/config.snapshot.json", None, "runs/humigence"),
+        ("configs/demo.json", None, "runs/demo"),
+        ("configs/demo.json", "there", "there"),
+    ],
+)
+def test_by_hand_the_run_directory_follows_from_the_configuration(config, option, run_dir):
+    """The folder of a snapshot, else runs/NAME, unless the option says where."""
+    given = Path(option) if option else None
+    runtime = read_runtime({}, Path(config), given, fallback_single_gpu=False)
+    assert runtime.run_dir == Path(run_dir)
+    assert runtime.checkpoint_dir == Path(run_dir) / "checkpoints"
+
+
+def test_contradictions_are_refused():
+    """The single-GPU option under torchrun, and a rank that is no number."""
+    with pytest.raises(WorkerConfigError, match="WORLD_SIZE is 2"):
+        read_runtime({"WORLD_SIZE": "2"}, CONFIG, None, fallback_single_gpu=True)
+    with pytest.raises(WorkerConfigError, match="RANK is 'one'"):
+        read_runtime({"RANK": "one"}, CONFIG, None, fallback_single_gpu=False)
+
+
+def test_a_single_process_takes_cuda_0_and_more_processes_than_gpus_are_refused(monkeypatch):
+    """Whatever LOCAL_RANK says, one process is on cuda:0; three processes need three GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    alone = read_runtime({"LOCAL_RANK": "1"}, CONFIG, None, fallback_single_gpu=True)
+    assert alone.device == torch.device("cuda", 0)
+    second = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    runtime = read_runtime(second, CONFIG, None, fallback_single_gpu=False)
+    assert runtime.device == torch.device("cuda", 1)
+    with pytest.raises(WorkerConfigError, match="3 processes, but only 2 GPUs are visible"):
+        read_runtime({"WORLD_SIZE": "3"}, CONFIG, None, fallback_single_gpu=False)
