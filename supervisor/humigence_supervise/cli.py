@@ -91,9 +91,8 @@ def start(
 ) -> None:
     """Supervise a run until it ends; a second start resumes it."""
     from humigence_supervise.console import Console
-    from humigence_supervise.settings_file import read_settings
+    from humigence_supervise.settings_file import read_settings, with_run_dir
     from humigence_supervise.start import start as start_run
-    from humigence_supervise.start import with_run_dir
 
     settings = with_run_dir(read_settings(config), run_dir)
     if detach:

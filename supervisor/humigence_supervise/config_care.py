@@ -43,13 +43,24 @@ class PolicySettings(Model):
     """What is done about failures."""
 
     overrides: dict[Kind, Remedy] = Field(default_factory=dict)
-    """Action per kind of failure, in place of the default one."""
+    """Action per kind of failure, in place of the default one. A kind may also stand beside the
+    other keys: `"policy": {"cuda_oom": "stop_and_tell"}`."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 1
     """Retries on one rung before the next is tried."""
     attempts_without_progress: Count = 3
     """Attempts in a row without a new checkpoint step that end the run."""
     max_attempts: MaxAttempts = Field(default_factory=MaxAttempts)
     backoff: BackoffSettings = Field(default_factory=BackoffSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kinds_are_overrides(cls, value: object) -> object:
+        """Take `{"cuda_oom": "stop_and_tell"}` as the override it is."""
+        if not isinstance(value, dict) or not isinstance(value.get("overrides", {}), dict):
+            return value
+        kinds = {key: action for key, action in value.items() if key in set(Kind)}
+        rest = {key: item for key, item in value.items() if key not in kinds}
+        return {**rest, "overrides": {**value.get("overrides", {}), **kinds}} if kinds else value
 
 
 class HangSections(Model):

@@ -12,6 +12,7 @@ from typing import Final
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from humigence_supervise.config_care import PolicySettings
 from humigence_supervise.config_models import Settings
 from humigence_supervise.config_text import Document, JsonPath, Place
 from humigence_supervise.config_types import PATTERN_WORDS
@@ -64,6 +65,9 @@ def describe(document: Document, detail: ErrorDetails) -> Problem:
 
 
 def _existing(document: Document, loc: JsonPath) -> JsonPath:
+    """Return where the value stands that pydantic names; it may have been moved before."""
+    if loc not in document.value_at and loc[:2] == ("policy", "overrides"):
+        loc = ("policy", *loc[2:])
     while loc not in document.value_at:
         loc = loc[:-1]
     return loc
@@ -100,10 +104,10 @@ def _choice(word: str, allowed: list[str]) -> str:
 
 
 def _unknown_key(loc: JsonPath) -> str:
-    if loc[:-1] == ("policy",) and loc[-1] in set(Kind):
-        return 'unknown key; a kind of failure stands inside "overrides" of "policy"'
     model = _model_at(loc[:-1])
     known = [field.alias or name for name, field in model.model_fields.items()]
+    if model is PolicySettings:
+        known += [kind.value for kind in Kind]
     return f"unknown key; {_choice(str(loc[-1]), known)}"
 
 

@@ -35,7 +35,6 @@ from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.records import Json
-from humigence_supervise.report import write_report
 from humigence_supervise.run import Run
 from humigence_supervise.state import State
 from humigence_supervise.systemd import UNSET_FOR_CHILDREN
@@ -82,7 +81,9 @@ class Effects:
                 debug=run.debug,
             )
         except ValueError as error:
-            return NotPrepared(str(error), exit_code=contract.EXIT_CONFIG)
+            first = wanted.attempt == 1
+            code = contract.EXIT_CONFIG if first else contract.EXIT_GAVE_UP
+            return NotPrepared(str(error), exit_code=code)
         refused = tuple(
             Refused(one.path, one.reason, damaged=one.standing is Standing.DAMAGED)
             for one in choice.refused
@@ -206,12 +207,6 @@ class Effects:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
         room_mib = max(self._need_mib(), (evidence.disk_free_mib or 0) + 1)
         return Diagnosed(diagnosis, last_step, self._checkpoint_step(), room_mib, facts)
-
-    def report(self) -> None:
-        """Write the report of the ended run; a run is no worse for want of one."""
-        run_dir = self._run.paths.run_dir
-        with suppress(OSError):
-            write_report(run_dir, run_dir / contract.REPORT_FILE)
 
     def _checkpoint_step(self) -> int:
         """Return the newest step whose checkpoint looks whole; its digests are read on resume."""

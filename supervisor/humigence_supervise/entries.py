@@ -28,7 +28,7 @@ from humigence_supervise.happenings import (
     Refused,
     SignatureSeen,
 )
-from humigence_supervise.records import Event, Json, Level, Record
+from humigence_supervise.records import Event, Json, Level, Record, finite
 from humigence_supervise.state import State
 
 CAUSES: Mapping[Kind, str] = {
@@ -111,7 +111,7 @@ def progressed(state: State, context: Context, progress: Progress) -> Record:
         "at_s": context.now_s,
         "step": progress.step,
         "samples": [progress.first_sample, progress.last_sample],
-        "loss": progress.loss,
+        "loss": finite(progress.loss),
         "section": progress.section.value,
         "target_step": progress.target_step,
     }

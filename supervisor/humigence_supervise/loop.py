@@ -95,7 +95,6 @@ class Loop:
                     self._happen(happening)
                 self._notifier.watchdog()
             self._notifier.stopping(self._summary())
-            self._effects.report()
             return self._state.phase.exit_code
 
     # --- waiting --------------------------------------------------------------------------------

@@ -7,11 +7,17 @@ one of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can say it: NaN and infinity become None."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 class Event(StrEnum):

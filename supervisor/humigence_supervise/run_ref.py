@@ -97,7 +97,7 @@ def _configured_run_dir(config: Path) -> Path:
         run_dir = f"{RUNS_DIR}/{name}"
     if not isinstance(run_dir, str) or not run_dir or "\0" in run_dir:
         raise _NotThisError(f"a config file: {config} says neither 'name' nor 'run_dir'")
-    return Path(os.path.normpath(config.parent / run_dir))
+    return Path(os.path.normpath(Path(os.path.realpath(config.parent)) / run_dir))
 
 
 def _existing_runs(root: Path) -> str:

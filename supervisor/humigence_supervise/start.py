@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from humigence_supervise import __version__, contract, ladder, launch
@@ -20,21 +21,11 @@ from humigence_supervise.loop import Loop
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.preflight import check_ladder, preflight
 from humigence_supervise.records import Entry, Event, Json
+from humigence_supervise.report import write_report
 from humigence_supervise.run import Run
 from humigence_supervise.run_lock import RunHeldError, RunLock
 from humigence_supervise.state import Ended, fold
 from humigence_supervise.systemd import Notifier
-
-
-def with_run_dir(settings: Settings, run_dir: Path | None) -> Settings:
-    """Return the settings with another run directory, and what lies below it moved along."""
-    if run_dir is None:
-        return settings
-    new, old, checkpoints = run_dir.absolute(), settings.run_dir, settings.checkpoints
-    if checkpoints.dir.is_relative_to(old):
-        moved = new / checkpoints.dir.relative_to(old)
-        checkpoints = checkpoints.model_copy(update={"dir": moved})
-    return settings.model_copy(update={"run_dir": new, "checkpoints": checkpoints})
 
 
 def start(
@@ -76,7 +67,10 @@ def start(
             notifier=Notifier.from_environ(os.environ),
             tell=tell,
         )
-        return loop.until_ended(facts)
+        code = loop.until_ended(facts)
+        with suppress(OSError):
+            write_report(run_dir, run_dir / contract.REPORT_FILE)
+        return code
     finally:
         lock.release()
 

@@ -10,7 +10,7 @@ from humigence_supervise import contract, launch
 from humigence_supervise.accounting import account_run, ledger_facts
 from humigence_supervise.journal import read_journal
 from humigence_supervise.printable import for_people
-from humigence_supervise.records import Entry, Event, Json
+from humigence_supervise.records import Entry, Event, Json, finite
 from humigence_supervise.run_lock import holder
 from humigence_supervise.state import Ended, State, Waiting, WaitingForSpace, fold
 
@@ -61,7 +61,7 @@ def status_document(run_dir: Path) -> Document:
         "step": step,
         "target_step": target,
         "samples_done": account.ledger.samples_done,
-        "loss": account.last.loss if account.last is not None else None,
+        "loss": finite(account.last.loss) if account.last is not None else None,
         "steps_per_s": round(1 / account.step_s, 3) if account.step_s else None,
         "eta_s": left_s,
         "checkpoint": _checkpoint(entries),

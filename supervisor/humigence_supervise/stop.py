@@ -24,8 +24,8 @@ def stop(run_dir: Path, *, now: bool, timeout_s: float | None) -> str:
     `now` kills without saving. Returns a sentence about what was ended.
 
     Raises:
-        StopTimeoutError: it is still alive after `timeout_s` seconds (None: wait for as long as it takes;
-            the keeper bounds it by the plan's grace).
+        StopTimeoutError: it is still alive after `timeout_s` seconds. None waits for as long as
+            it takes, which the keeper bounds by the plan's grace.
     """
     supervisor = holder(run_dir)
     if supervisor is not None:

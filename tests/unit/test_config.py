@@ -82,6 +82,8 @@ def test_overrides_are_words_of_the_contract():
     """Kinds and actions become the enums that policy knows."""
     settings = _settings_of({"name": "x"}, policy={"overrides": {"cuda_oom": "retry_same"}})
     assert settings.policy.overrides == {Kind.CUDA_OOM: Remedy.RETRY_SAME}
+    flat = _settings_of({"name": "x"}, policy={"cuda_oom": "retry_same", "retries": 0})
+    assert flat.policy.overrides == {Kind.CUDA_OOM: Remedy.RETRY_SAME}
 
 
 def test_gpus_take_all_three_forms():
@@ -180,7 +182,8 @@ INVALID = [
         "ladder[0]: ",
         "one process",
     ),
-    ('{"name": "x", "policy": {"cuda_oom": "retry_same"}}', "policy.cuda_oom: ", '"overrides"'),
+    ('{"name": "x", "policy": {"cuda_om": "retry_same"}}', "policy.cuda_om: ", '"cuda_oom"'),
+    ('{"name": "x", "policy": {"hang": "retry"}}', "policy.hang: ", "retry_same"),
     (
         '{"name": "x", "policy": {"overrides": {"cuda_om": "retry_same"}}}',
         "policy.overrides.cuda_om: ",
