@@ -89,7 +89,7 @@ def place_at(text: str, offset: int) -> Place:
 def decode(data: bytes) -> str:
     """Return the text of UTF-8 bytes, without a byte order mark."""
     if len(data) > MAX_BYTES:
-        raise TextError(f"is {len(data)} bytes long, a configuration has at most {MAX_BYTES}")
+        raise TextError(f"is larger than {MAX_BYTES} bytes, which no configuration is")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
