@@ -30,7 +30,7 @@ def enter(attempt_dir, *arguments, cwd=None, **changes):
     """Run the doorway as rank 3 to the worker's end; an environment change of None unsets."""
     environ = {**os.environ, "RANK": "3", "LOCAL_RANK": "1"}
     environ["HUMIGENCE_ATTEMPT_DIR"] = str(attempt_dir)
-    environ.update(changes)
+    environ.update({"PYTHONUNBUFFERED": None, **changes})
     environ = {name: value for name, value in environ.items() if value is not None}
     process = subprocess.Popen(
         [*FAST_PYTHON, RANK_ENTRY, *arguments],
