@@ -147,7 +147,7 @@ def test_a_byte_order_mark_is_accepted():
         (b"\xef\xbb\xbf", "is empty"),
         (b'{"a": "\xff"}', "byte 0xff at byte offset 7"),
         ('{"a": 1}'.encode("utf-16"), "byte 0xff at byte offset 0"),
-        (b" " * (MAX_BYTES + 1), f"at most {MAX_BYTES}"),
+        (b" " * (MAX_BYTES + 1), f"larger than {MAX_BYTES}"),
     ],
 )
 def test_bytes_that_are_no_text_are_refused(data, words):
