@@ -15,7 +15,7 @@ from humigence_supervise import contract, proc
 from humigence_supervise.domain import ProcessId
 
 
-class RunHeldError(Exception):
+class RunHeldError(RuntimeError):
     """Another supervisor holds the run; `holder` is None when its hint cannot be read."""
 
     def __init__(self, run_dir: Path, holder: ProcessId | None) -> None:

@@ -14,7 +14,7 @@ from humigence_supervise.run_lock import holder
 from humigence_supervise.state import fold
 
 
-class StopTimeoutError(Exception):
+class StopTimeoutError(RuntimeError):
     """Something of the run is still alive after the time given; the message says what."""
 
 
