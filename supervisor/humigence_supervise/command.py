@@ -22,10 +22,12 @@ def command_line(
     ranks: int,
     port: int,
     rendezvous_id: str,
+    log_dir: Path,
 ) -> tuple[str, ...]:
     """Return what is executed: the worker behind its doorway, under torchrun or alone.
 
-    `port` and `rendezvous_id` are fresh for each attempt, so that no store is met again.
+    `port` and `rendezvous_id` are fresh for each attempt, so that no store is met again. Into
+    `log_dir` torchrun puts its error files, which it would leave in /tmp otherwise.
     """
     target = (str(worker.script),) if worker.script else ("-m", str(worker.module))
     program = (str(RANK_ENTRY), *target, *worker_args)
@@ -42,6 +44,7 @@ def command_line(
         f"--master-addr={LOOPBACK}",
         f"--master-port={port}",
         f"--rdzv-id={rendezvous_id}",
+        f"--log-dir={log_dir}",
         *program,
     )
 

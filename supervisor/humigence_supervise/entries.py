@@ -82,7 +82,8 @@ def planned(plan: LaunchPlan) -> Record:
         "resume_from": str(source.path) if source else None,
         "argv": list(plan.argv),
     }
-    message = f"Attempt {plan.attempt} on {plan.rung} ({plan.world_size} ranks), {origin}."
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    message = f"Attempt {plan.attempt} on {plan.rung} ({ranks}), {origin}."
     return Record(Event.ATTEMPT_PLANNED, message, attempt=plan.attempt, rung=plan.rung, facts=facts)
 
 

@@ -26,6 +26,7 @@ from humigence_supervise.contract import (
     ENV_RUNG,
     ENV_VIRTUAL_RANKS,
     PROGRESS_DIR,
+    TORCHRUN_DIR,
     attempt_name,
 )
 from humigence_supervise.domain import (
@@ -191,6 +192,7 @@ def plan(
             ranks=ranks,
             port=port,
             rendezvous_id=f"{paths.id}-{attempt}",
+            log_dir=attempt_dir / TORCHRUN_DIR,
         ),
         env=env,
         unset_env=foreign(inherited, frozenset(change.name for change in env)),

@@ -123,6 +123,7 @@ def apply(state: State, record: Record) -> State:
                 phase=Launching(),
                 attempt=facts.attempt(),
                 first_step=step,
+                progress_at_s=0.0,
                 checkpoint_step=step,
             )
         case Event.ATTEMPT_STARTED | Event.ATTEMPT_ADOPTED:

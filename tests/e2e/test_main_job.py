@@ -18,6 +18,7 @@ from support import eventually
 
 from humigence_supervise.contract import EXIT_CONFIG, EXIT_HOPELESS, EXIT_SIGTERM
 from humigence_supervise.journal import read_journal
+from humigence_supervise.observe.host import read_host
 from humigence_supervise.records import Event, Record
 from humigence_supervise.run_lock import holder
 
@@ -316,6 +317,25 @@ def test_a_full_disk_is_waited_for(job: Job) -> None:
     code, _, _ = job.finish(process)
     assert code == 0, names(job.events())
     in_order(job.events(), Event.BACKOFF_STARTED, Event.BACKOFF_ENDED, Event.RUN_COMPLETED)
+
+
+@pytest.mark.gpu
+def test_the_main_job_on_gpus(job: Job) -> None:
+    """The same on real GPUs: NCCL on two, then the healthiest one as cuda:0."""
+    gpus = len(read_host(Path(sys.executable)).gpus)
+    if gpus < 2:
+        pytest.skip(f"needs 2 NVIDIA GPUs, this machine shows {gpus}")
+    write(
+        job,
+        worker={"faults": [{"name": "nccl_error", "step": 13, "rank": 1}]},
+        accelerator="cuda",
+        ladder=[{**LADDER[0], "gpus": 2}, LADDER[1]],
+    )
+    code, _, _ = job.finish()
+    assert code == 0, names(job.events())
+    assert_every_step_once(job, redone=2)
+    output = (job.run_dir / "attempts" / "0002" / "ranks" / "0" / "stdout.log").read_text()
+    assert "✅ Single GPU Training: cuda:0" in output
 
 
 def test_a_stop_saves_and_the_next_start_goes_on(job: Job) -> None:

@@ -58,6 +58,7 @@ def test_the_torchrun_command_line():
         "--master-addr=127.0.0.1",
         "--master-port=40123",
         "--rdzv-id=demo-7-3",
+        f"--log-dir={launch_plan.attempt_dir}/torchrun",
         RANK_ENTRY,
         "/jobs/train.py",
     )
