@@ -170,6 +170,7 @@ def test_a_stuck_loop_is_restarted(service, until):
     assert service.worker_pid() == worker
 
 
+@pytest.mark.slow
 def test_a_healthy_loop_feeds_the_watchdog(service, until):
     """Nothing is restarted while the loop turns, over more than two watchdog periods."""
     service.configure()
