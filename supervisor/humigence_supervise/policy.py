@@ -141,32 +141,37 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision
     """Return what happens next after the last incident of `standing`, with the reason."""
     if diagnosis.kind is Kind.HEALTHY:
         return Complete(diagnosis.reason)
-    spent = _budget_spent(policy, standing)
     now = standing.incidents[-1]
-    lowest = now.rung_index + 1 >= standing.rung_count
-    moves = _row(policy, diagnosis.kind, lowest=lowest)
-    if spent and moves[0] is not Move.STOP:
-        return Stop(spent, hopeless=False)
-    if diagnosis.kind is Kind.USER_CODE and now.last_step <= now.first_step:
+    moves = _moves_left(policy, standing)
+    spent = _budget_spent(policy, standing)
+    # A smaller micro-batch is another attempt only in number, and bounded by itself.
+    if spent and moves[0] not in {Move.STOP, Move.SHRINK}:
+        return Stop(f"{spent} The last one: {diagnosis.reason}", hopeless=False)
+    no_new_step = now.last_step <= now.first_step
+    if now.kind is Kind.USER_CODE and no_new_step and now.kind not in policy.overrides:
         return Stop(
-            "The worker's own code failed before any new step; the same would happen again.",
+            f"{diagnosis.reason} It failed before any new step, and would again."
+            f" {diagnosis.advice}",
             hopeless=True,
         )
-    earlier = _fruitless_before(standing.incidents)
-    used = sum(1 for one in earlier if (one.kind, one.rung_index) == (now.kind, now.rung_index))
-    for move in (*moves[used:], Move.STOP):
+    for move in moves:
         decision = _try(move, policy, standing, diagnosis)
         if decision is not None:
             return decision
     raise AssertionError("Move.STOP is always possible")
 
 
-def _row(policy: Policy, kind: Kind, *, lowest: bool) -> tuple[Move, ...]:
-    """Return the moves for a kind, in order, as far as this rung allows them."""
-    override = policy.overrides.get(kind)
-    row = MOVES[kind] if override is None else OVERRIDES[override]
+def _moves_left(policy: Policy, standing: Standing) -> tuple[Move, ...]:
+    """Return what the row of the last incident's kind still offers on its rung, STOP last."""
+    now = standing.incidents[-1]
+    override = policy.overrides.get(now.kind)
+    row = MOVES[now.kind] if override is None else OVERRIDES[override]
+    lowest = now.rung_index + 1 >= standing.rung_count
     times = {Move.RETRY: policy.retries, Move.DOWN: 0 if lowest else 1}
-    return tuple(move for move in row for _ in range(times.get(move, 1)))
+    moves = [move for move in row for _ in range(times.get(move, 1))]
+    earlier = _fruitless_before(standing.incidents)
+    used = sum(1 for one in earlier if (one.kind, one.rung_index) == (now.kind, now.rung_index))
+    return (*moves[used:], Move.STOP)
 
 
 def made_progress(incident: Incident) -> bool:

@@ -134,13 +134,14 @@ def test_the_micro_batch_shrinks_to_divisors_and_stops_at_one() -> None:
     history = [failed(OOM, rung=1, fingerprint="oom")]
     seen = []
     micro = 12
-    while isinstance(decision := judged(*history, micro=micro, policy=patient()), ShrinkMicroBatch):
+    while isinstance(decision := judged(*history, micro=micro), ShrinkMicroBatch):
         assert micro % decision.micro_samples == 0
         micro = decision.micro_samples
         seen.append(micro)
         history.append(history[0])
     assert seen == [6, 3, 1]
     assert isinstance(decision, Stop)
+    assert decision.hopeless
 
 
 def patient() -> Policy:
