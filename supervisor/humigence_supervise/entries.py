@@ -48,7 +48,11 @@ Facts = dict[str, Json]
 
 def run_started(facts: Mapping[str, Json]) -> Record:
     """A run begins."""
-    return Record(Event.RUN_STARTED, "The run starts.", facts=facts)
+    ignored = facts.get("not_acted_on")
+    if not isinstance(ignored, list) or not ignored:
+        return Record(Event.RUN_STARTED, "The run starts.", facts=facts)
+    message = f"The run starts. This version does not act on: {', '.join(map(str, ignored))}."
+    return Record(Event.RUN_STARTED, message, Level.WARNING, facts=facts)
 
 
 def adopted(state: State) -> Record:

@@ -18,6 +18,7 @@ from humigence_supervise.contract import (
     ENV_CHECKPOINT_DIR,
     ENV_GLOBAL_BATCH,
     ENV_GRAD_ACCUM,
+    ENV_KEEP_CHECKPOINTS,
     ENV_MICRO_BATCH,
     ENV_PROGRESS_DIR,
     ENV_RESUME_FROM,
@@ -158,6 +159,7 @@ def plan(
         (ENV_CHECKPOINT_DIR, str(paths.checkpoint_dir), "where checkpoints go"),
         (ENV_PROGRESS_DIR, str(attempt_dir / PROGRESS_DIR), "where a step leaves its line"),
         (ENV_ATTEMPT_DIR, str(attempt_dir), "logs and records of this attempt"),
+        (ENV_KEEP_CHECKPOINTS, _keep(settings), "newest good checkpoints to keep; empty: its own"),
         (
             ENV_VIRTUAL_RANKS,
             str(virtual),
@@ -208,6 +210,11 @@ def plan(
 def _launcher(rung: RungSettings) -> Launcher:
     one = rung.gpus == 1 or (isinstance(rung.gpus, tuple) and len(rung.gpus) == 1)
     return rung.launcher or (Launcher.PYTHON if one else Launcher.TORCHRUN)
+
+
+def _keep(settings: Settings) -> str:
+    given = "keep" in settings.checkpoints.model_fields_set
+    return str(settings.checkpoints.keep) if given else ""
 
 
 def _path_of(checkpoint: Checkpoint | None) -> str:

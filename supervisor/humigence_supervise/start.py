@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from humigence_supervise import __version__, contract, ladder, launch
@@ -75,6 +75,11 @@ def start(
         lock.release()
 
 
+ARCHIVE_DIR = "archive"
+OUR_LAYOUTS = frozenset(("auto", "humigence"))
+"""Other layouts are read from the configuration, and not yet from the disk."""
+
+
 def make_run(
     settings: Settings, config: Path, begun: Mapping[str, Json], *, debug: bool
 ) -> tuple[Run, dict[str, Json]]:
@@ -108,6 +113,7 @@ def make_run(
         debug=debug,
     )
     facts: dict[str, Json] = {
+        "not_acted_on": _not_acted_on(settings),
         "run_id": str(run_id),
         "config": str(config),
         "checkpoint_dir": str(checkpoints),
@@ -122,18 +128,39 @@ def make_run(
     return run, facts
 
 
-def archive(run_dir: Path, checkpoint_dir: Path) -> Path | None:
-    """Move what an earlier run left into ``archive/<time>``; None when there was nothing.
+def _not_acted_on(settings: Settings) -> list[Json]:
+    """Return the parts of the configuration that were given and do nothing in this version."""
+    found = {"hang", "promote", "notify"} & settings.model_fields_set
+    if settings.metrics.textfile is not None or settings.metrics.port is not None:
+        found.add("metrics")
+    if settings.worker.progress.pattern is not None:
+        found.add("worker.progress")
+    if settings.checkpoints.layout not in OUR_LAYOUTS:
+        found.add("checkpoints.layout")
+    return [*sorted(found)]
+
+
+def archive(run_dir: Path, checkpoint_dir: Path) -> None:
+    """Move what an earlier run left into ``archive/<time>``.
 
     The caller holds the run's lock and knows that no attempt is alive.
+
+    Raises:
+        OSError: something could not be moved; what was moved is in the archive.
     """
-    left = [run_dir / name for name in (contract.JOURNAL_FILE, contract.ATTEMPTS_DIR, "faults")]
-    left = [path for path in (*left, checkpoint_dir) if path.exists()]
-    if not left:
-        return None
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    shelf = run_dir / "archive" / stamp
-    shelf.mkdir(parents=True)
-    for path in left:
-        path.rename(shelf / path.name)
-    return shelf
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    names = (contract.ATTEMPTS_DIR, contract.CHECKPOINTS_DIR, contract.FAULTS_DIR)
+    _move([run_dir / name for name in names], run_dir / ARCHIVE_DIR / stamp)
+    if checkpoint_dir != run_dir / contract.CHECKPOINTS_DIR and checkpoint_dir.is_dir():
+        # It may be another file system: what is in it stays on it.
+        left = [path for path in checkpoint_dir.iterdir() if path.name != ARCHIVE_DIR]
+        _move(left, checkpoint_dir / ARCHIVE_DIR / stamp)
+    # The journal last: until it is gone, the old run is still the one that a start resumes.
+    _move([run_dir / contract.JOURNAL_FILE], run_dir / ARCHIVE_DIR / stamp)
+
+
+def _move(paths: list[Path], shelf: Path) -> None:
+    for path in paths:
+        if path.exists():
+            shelf.mkdir(parents=True, exist_ok=True)
+            path.rename(shelf / path.name)

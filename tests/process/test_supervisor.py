@@ -337,3 +337,24 @@ def test_fresh_begins_anew_and_keeps_the_old(run: Run) -> None:
     assert archived.read_bytes() == old
     assert list(run.run_dir.glob("archive/*/checkpoints/step-*"))
     assert run.executed() == list(range(1, 13))
+
+
+def test_fresh_leaves_checkpoints_on_their_own_disk(run: Run) -> None:
+    """A checkpoint folder elsewhere may be a mount: it stays, its content is archived in it."""
+    elsewhere = run.folder / "elsewhere"
+    run.steps(12, checkpoints={"dir": str(elsewhere)})
+    assert run.finish()[0] == EXIT_COMPLETED
+    before = elsewhere.stat().st_ino
+    assert run.finish(run.start("--fresh"))[0] == EXIT_COMPLETED
+    assert elsewhere.stat().st_ino == before
+    assert list(elsewhere.glob("archive/*/step-*"))
+    assert run.executed() == list(range(1, 13))
+
+
+def test_what_is_not_acted_on_is_said(run: Run) -> None:
+    """A section that this version only reads is named at the start, others are not."""
+    run.steps(5, notify=[{"command": ["true"]}], checkpoints={"keep": 2})
+    assert run.finish()[0] == EXIT_COMPLETED
+    begun = run.events()[0]
+    assert begun.facts["not_acted_on"] == ["notify"]
+    assert "notify" in begun.message

@@ -19,11 +19,10 @@ from typing import Final, NoReturn, assert_never
 
 import torch
 
-from humigence_supervise.contract import CHECKPOINT_PREFIX, MANIFEST_FILE
+from humigence_supervise.contract import CHECKPOINT_PREFIX, FAULTS_DIR, MANIFEST_FILE
 from humigence_worker import fault_texts
 from humigence_worker.settings import FaultName, FaultSetting, WorkerConfigError
 
-FAULTS_DIR: Final = "faults"
 BALLAST_FILE: Final = "humigence-drill-ballast.bin"
 
 _MIB: Final = 1024 * 1024

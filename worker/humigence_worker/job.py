@@ -104,7 +104,7 @@ def save(job: Job) -> None:
     path = checkpoint.save(
         job.runtime.checkpoint_dir, _state(job), job.identity, job.runtime.world_size
     )
-    checkpoint_folder.prune(job.runtime.checkpoint_dir, job.settings.keep, path)
+    checkpoint_folder.prune(job.runtime.checkpoint_dir, job.runtime.keep or job.settings.keep, path)
     say(f"checkpoint: step {job.step} saved in {path} ({time.monotonic() - began:.2f} s)")
 
 

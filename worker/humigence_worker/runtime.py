@@ -31,7 +31,8 @@ class Runtime:
     """This process' place in the run. `run` and `resume_from` as the supervisor gave them.
 
     `run` is None where nobody named the run. `resume_from` is None to start from scratch;
-    `finds_own_checkpoint` says that nobody decided, so the newest good one is meant.
+    `finds_own_checkpoint` says that nobody decided, so the newest good one is meant. `keep` is
+    how many checkpoints the supervisor wants kept, 0 where it leaves that to the settings.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Runtime:
     run: str | None
     resume_from: Path | None
     finds_own_checkpoint: bool
+    keep: int
 
     @property
     def is_first(self) -> bool:
@@ -83,6 +85,7 @@ def read_runtime(
         run=environ.get(contract.ENV_RUN_ID) or None,
         resume_from=Path(resume) if resume else None,
         finds_own_checkpoint=resume is None,
+        keep=_number(environ, contract.ENV_KEEP_CHECKPOINTS, 0),
     )
 
 
