@@ -47,17 +47,20 @@ os.kill(stopped, signal.SIGSTOP)
 print("all there")
 """
 RELAYS = """
-import os, sys
+import os, sys, time
+end = time.monotonic() + 20
 open("relay", "w").write(str(os.getpid()))
 for _ in range(3):
     os.fork()
-while True:
+while time.monotonic() < end:
     if os.fork():
         os._exit(0)
     os.setsid()
 """
+"""It ends by itself: a test that fails must not leave behind what nobody can catch any more."""
 BREEDER = """
 import os, signal, time
+end = time.monotonic() + 20
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def breed(depth):
     for _ in range(3):
@@ -65,10 +68,11 @@ def breed(depth):
             os.setsid()
             if depth:
                 breed(depth - 1)
-            while True:
+            while time.monotonic() < end:
                 signal.sigtimedwait([signal.SIGCHLD], 0.02)
                 if os.fork():
                     os._exit(0)
+            os._exit(0)
 breed(2)
 open("bred", "w").write(str(os.getpid()))
 signal.pause()
