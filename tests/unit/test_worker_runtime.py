@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from humigence_supervise.catalogue import load_catalogue
+from humigence_supervise.domain import Kind
 from humigence_worker.runtime import read_runtime
 from humigence_worker.settings import WorkerConfigError
 
@@ -93,3 +95,46 @@ def test_a_single_process_takes_cuda_0_and_more_processes_than_gpus_are_refused(
     assert runtime.device == torch.device("cuda", 1)
     with pytest.raises(WorkerConfigError, match="3 processes, but only 2 GPUs are visible"):
         read_runtime({"WORLD_SIZE": "3"}, CONFIG, None, fallback_single_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("torch_says", "kind"),
+    [
+        (RuntimeError("No CUDA GPUs are available"), Kind.GPU_FAULT),
+        (AssertionError("Torch not compiled with CUDA enabled"), Kind.GPU_UNSUPPORTED),
+        (RuntimeError("The NVIDIA driver on your system is too old"), Kind.GPU_UNSUPPORTED),
+    ],
+)
+def test_gpus_that_were_named_and_are_not_seen_are_a_failure_and_not_the_cpu(
+    monkeypatch, torch_says, kind
+):
+    """Named and gone is a failure the supervisor knows by its line; "", -1 and unset are not."""
+
+    def init():
+        raise torch_says
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    environ = {"CUDA_VISIBLE_DEVICES": "GPU-5e1f"}
+    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES=GPU-5e1f") as caught:
+        read_runtime(environ, CONFIG, None, fallback_single_gpu=False)
+    row = load_catalogue().match(f"RuntimeError: {caught.value}")
+    assert row is not None
+    assert row.kind is kind
+    for environ in ({}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}):
+        runtime = read_runtime(environ, CONFIG, None, fallback_single_gpu=False)
+        assert runtime.device == torch.device("cpu")
+
+
+def test_one_of_two_named_gpus_that_is_gone_is_a_gpu_fault_and_no_wrong_configuration(monkeypatch):
+    """Two were named and one is seen: lost. One was named for two ranks: a mistake."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    two = {"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    with pytest.raises(RuntimeError, match="torch sees 1") as caught:
+        read_runtime(two, CONFIG, None, fallback_single_gpu=False)
+    row = load_catalogue().match(f"RuntimeError: {caught.value}")
+    assert row is not None
+    assert row.kind is Kind.GPU_FAULT
+    with pytest.raises(WorkerConfigError, match="only 1 GPUs are visible"):
+        read_runtime({**two, "CUDA_VISIBLE_DEVICES": "0"}, CONFIG, None, fallback_single_gpu=False)

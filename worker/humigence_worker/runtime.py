@@ -22,6 +22,9 @@ from humigence_worker.settings import WorkerConfigError, WorkerSettings
 
 SNAPSHOT_FILE: Final = "config.snapshot.json"
 
+_NO_GPU_LEFT: Final = "No CUDA GPUs are available"
+"""torch's words (torch/csrc/cuda/Module.cpp) for a working CUDA that has no device to show."""
+
 _GROUP_TIMEOUT: Final = timedelta(minutes=5)
 """Longest wait for the others, at the start and in a collective; above the time of any save."""
 
@@ -62,6 +65,7 @@ def read_runtime(
 
     Raises:
         WorkerConfigError: variables or options contradict each other or the machine.
+        RuntimeError: CUDA_VISIBLE_DEVICES names GPUs, and torch does not see them.
     """
     rank, local_rank, world_size = (
         _number(environ, name, default)
@@ -78,7 +82,7 @@ def read_runtime(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        device=_device(local_rank, world_size),
+        device=_device(local_rank, world_size, environ.get("CUDA_VISIBLE_DEVICES", "")),
         run_dir=given,
         checkpoint_dir=_path(environ, contract.ENV_CHECKPOINT_DIR)
         or given / contract.CHECKPOINTS_DIR,
@@ -183,22 +187,46 @@ def leave_group(runtime: Runtime) -> None:
         dist.destroy_process_group()
 
 
-def _device(local_rank: int, world_size: int) -> torch.device:
+def _device(local_rank: int, world_size: int, asked_for: str) -> torch.device:
     """Return cuda:<local rank>, always cuda:0 for a single process; the CPU without a GPU.
 
-    On one box every rank is local, so all of them find the same mistake.
+    `asked_for` is CUDA_VISIBLE_DEVICES: whoever names GPUs does not want the CPU. On one box
+    every rank is local, so all of them find the same mistake.
     """
-    if not torch.cuda.is_available():
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = 0 if asked_for.strip() in ("", "-1") else len(asked_for.split(","))
+    if visible < min(named, world_size):
+        raise _lost(visible, world_size, asked_for)
+    if not visible:
         return torch.device("cpu")
     if world_size == 1:
         return torch.device("cuda", 0)
-    visible = torch.cuda.device_count()
     if world_size > visible:
         raise WorkerConfigError(
             f"{world_size} processes, but only {visible} GPUs are visible. Start {visible} "
             "(torchrun --nproc_per_node), or make more GPUs visible (CUDA_VISIBLE_DEVICES)."
         )
     return torch.device("cuda", local_rank)
+
+
+def _lost(visible: int, needed: int, asked_for: str) -> RuntimeError:
+    """Return the error for GPUs that were asked for by name and are not there.
+
+    Where CUDA itself does not work (no driver, too old a driver, a torch without CUDA), torch
+    says so in its own words: those are other failures, with other cures. With a working CUDA a
+    GPU is missing, and the words are the driver's for that.
+    """
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = f"torch sees {visible}"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error)
+        if _NO_GPU_LEFT not in reason:
+            return RuntimeError(f"CUDA_VISIBLE_DEVICES={asked_for}: {reason}")
+    return RuntimeError(
+        f"GPU is lost: {needed} needed of CUDA_VISIBLE_DEVICES={asked_for}, but {reason}. "
+        "Look at nvidia-smi; a GPU that is missing there needs a reset or a reboot."
+    )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
