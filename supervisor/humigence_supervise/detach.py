@@ -31,7 +31,7 @@ def start_detached(settings: Settings, arguments: list[str]) -> str:
     """
     run_dir = settings.run_dir
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # closed to others, as in preflight
     except OSError as error:
         raise ConfigError((f"run_dir: {run_dir} cannot be created ({error.strerror})",)) from error
     kept = [word for word in arguments if word != "--detach"]
