@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,9 +19,10 @@ from humigence_supervise.records import Json
 
 @dataclass(slots=True)
 class _Times:
-    """When an attempt's steps were done: `(step, Unix time)` of rank 0, its beginning first."""
+    """When an attempt's steps were done: steps of rank 0 and their Unix times, beginning first."""
 
-    marks: list[tuple[int, float]] = field(default_factory=list)
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    at_s: array[float] = field(default_factory=lambda: array("d"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +74,15 @@ class _Seen:
             if line.target_step is not None:
                 self.target_step = line.target_step
             if line.section in (Section.INIT, Section.TRAIN) and line.rank == 0:
-                self.times[-1].marks.append((line.step, line.at_s))
+                self.times[-1].steps.append(line.step)
+                self.times[-1].at_s.append(line.at_s)
                 self.last = line
             yield line
 
     def step_s(self) -> float | None:
         """Return the median time of the newest steps, None before two of them."""
-        marks = self.times[-1].marks[-21:] if self.times else []
-        gaps = sorted(b[1] - a[1] for a, b in pairwise(marks[1:]))
+        newest = self.times[-1].at_s[1:][-20:] if self.times else ()
+        gaps = sorted(after - before for before, after in pairwise(newest))
         return gaps[len(gaps) // 2] if gaps else None
 
 
@@ -86,10 +90,13 @@ def _productive_s(times: Iterable[_Times]) -> float:
     """Sum the time of steps that no later attempt did again."""
     total_s, redone_from = 0.0, None
     for one in reversed(list(times)):
-        kept = [mark for mark in one.marks if redone_from is None or mark[0] <= redone_from]
-        if len(kept) > 1:
-            total_s += kept[-1][1] - kept[0][1]
-        if one.marks:
-            start = one.marks[0][0]
-            redone_from = start if redone_from is None else min(redone_from, start)
+        if not one.steps:
+            continue
+        last = len(one.steps)
+        if redone_from is not None:
+            last = bisect_right(one.steps, redone_from)
+        if last > 1:
+            total_s += one.at_s[last - 1] - one.at_s[0]
+        start = one.steps[0]
+        redone_from = start if redone_from is None else min(redone_from, start)
     return total_s

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -60,6 +61,9 @@ class Schema(StrEnum):
 
 def main() -> None:
     """Run the command line; every expected problem is one sentence and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a locale without our symbols must end nothing
+            stream.reconfigure(errors="backslashreplace")
     with _problems_told():
         app()
 

@@ -46,6 +46,8 @@ SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 ATTEMPTS_DIR: Final = "attempts"
 CHECKPOINTS_DIR: Final = "checkpoints"
+SNAPSHOT_FILE: Final = "config.snapshot.json"
+"""The worker's effective configuration, written by its first rank."""
 FAULTS_DIR: Final = "faults"
 """Markers of drills that have acted; a drill acts once in a run."""
 

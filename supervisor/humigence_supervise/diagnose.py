@@ -191,6 +191,9 @@ def _from_ending(dead: RankExit, ending: Ending, roots: list[Hit]) -> Finding:
 
 def _from_nothing(evidence: Evidence, dead: RankExit | None) -> Finding:
     if dead is None and evidence.launcher is None and not evidence.ranks:
+        if evidence.world_size is not None:
+            # An attempt that was watched: only its exit status can say that it succeeded.
+            return Finding(Kind.UNKNOWN, Confidence.GUESS, means="Nothing tells how the job ended")
         if not evidence.unread:
             means = "Nothing in the text shows a failure"
             return Finding(Kind.HEALTHY, Confidence.GUESS, means=means)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,11 +54,20 @@ class Effects:
 
     def prepare(self, wanted: Prepare) -> Happening:
         """Choose a checkpoint, look at the disk and the GPUs, and plan the attempt."""
+        try:
+            return self._prepared(wanted)
+        except OSError as error:
+            reason = f"The next attempt cannot be prepared: {error}. Look at what is exhausted."
+            return NotPrepared(reason, exit_code=contract.EXIT_GAVE_UP)
+
+    def _prepared(self, wanted: Prepare) -> Happening:
         run = self._run
         folder = run.paths.checkpoint_dir
         choice = choose.newest_good(folder, run=run.paths.id)
         if not choice.folder_read:
             return NotPrepared(choice.note, exit_code=contract.EXIT_GAVE_UP)
+        if choice.checkpoint is None and (choice.refused or wanted.checkpoint_step > 0):
+            return _nothing_to_resume(choice, wanted.checkpoint_step)
         need_mib = self._need_mib()
         free_mib = self.free_mib()
         if free_mib is not None and free_mib < need_mib:
@@ -128,6 +136,7 @@ class Effects:
         if self.keeper is not None:
             return Launched(self.keeper.process, world_size, adopted=True)
         if launch.read_exit(folder) is None and not (folder / contract.KEEPER_FILE).exists():
+            launch.sweep(self._run.paths.id, attempt)
             return NotLaunched("the supervisor before this one ended before it was started")
         return self.attempt_gone(attempt)
 
@@ -169,10 +178,9 @@ class Effects:
             how = f"The launcher exited with code {launcher['code']}."
         return TreeGone(how, took_s, facts)
 
-    def last_words(self) -> Iterator[Happening]:
+    def last_words(self) -> list[Happening]:
         """Return what the attempt still had to say after its end."""
-        while self.watch is not None and (happenings := self.watch.poll()):
-            yield from happenings
+        return [] if self.watch is None else [*self.watch.poll(), *self.watch.drain()]
 
     # --- after an attempt -----------------------------------------------------------------------
 
@@ -183,6 +191,7 @@ class Effects:
         world_size = _planned_world_size(folder)
         watch = self.watch or self._watch(state.attempt, world_size)
         watch.poll()
+        watch.drain()
         progress = watch.last_progress
         last_step = state.first_step if progress is None else progress.step
         evidence = gather(
@@ -220,6 +229,18 @@ class Effects:
     def _watch(self, attempt: int, world_size: int) -> AttemptWatch:
         folder = self._run.attempt_dir(attempt)
         return AttemptWatch(folder, world_size, self._run.paths.checkpoint_dir, self._catalogue)
+
+
+def _nothing_to_resume(choice: choose.Choice, checkpoint_step: int) -> NotPrepared:
+    """Refuse to begin from scratch where steps were saved: that would be the greatest loss."""
+    what = f"Steps up to {checkpoint_step} were saved, but no checkpoint is left."
+    if choice.refused:
+        first = choice.refused[0]
+        what = f"None of {len(choice.refused)} checkpoints can be used. The newest: {first.reason}"
+    standings = {one.standing for one in choice.refused}
+    code = contract.EXIT_HOPELESS if standings <= {Standing.DAMAGED} else contract.EXIT_GAVE_UP
+    advice = "Repair or restore one, or begin anew with `start --fresh`. Nothing was changed."
+    return NotPrepared(f"{what} {advice}", exit_code=code)
 
 
 def _target_step(settings: Settings, watch: AttemptWatch) -> int | None:

@@ -27,6 +27,7 @@ from humigence_supervise.happenings import (
     NotPrepared,
     Refused,
     SignatureSeen,
+    StopRequested,
 )
 from humigence_supervise.records import Event, Json, Level, Record, finite
 from humigence_supervise.state import State
@@ -161,8 +162,13 @@ def matched(state: State, context: Context, event: SignatureSeen) -> Record:
 
 
 def ended_badly(exit_: RankExit) -> bool:
-    """Say whether a rank's end is known to be a failure; an unknown one is left to the launcher."""
-    return exit_.status.signal is not None or exit_.status.code not in (0, None)
+    """Say whether a rank's end calls for the end of the others.
+
+    An unknown end is left to the launcher. A rank that saved and left on a signal (143, 130) is
+    no danger to others that are still saving.
+    """
+    saved = (contract.EXIT_SIGTERM, contract.EXIT_SIGINT)
+    return exit_.status.signal is not None or exit_.status.code not in (None, 0, *saved)
 
 
 def rank_died(state: State, context: Context, exit_: RankExit) -> Record:
@@ -245,6 +251,8 @@ def rung_changed(before: State, after: State, context: Context, kind: Kind) -> R
     cause = "NCCL" if nccl else CAUSES.get(kind, f"{kind.value}:")
     new = _rung(after, context)
     message = f"⚠️ {cause} multi-GPU failed, falling back to single GPU training on cuda:0."
+    if context.rungs[after.rung_index].gpus != 1:
+        message = f"⚠️ {cause} {_rung(before, context)} failed, falling back to {new}."
     if after.rung_index < before.rung_index:
         message = f"Going back up to {new}."
     facts: Facts = {"from": _rung(before, context), "to": new, "kind": kind.value}
@@ -274,10 +282,13 @@ def wait_over(state: State, context: Context, message: str) -> Record:
     return _of_attempt(state, context, Event.BACKOFF_ENDED, message)
 
 
-def stopping(state: State, context: Context, exit_code: int) -> Record:
+def stopping(state: State, context: Context, event: StopRequested) -> Record:
     """Somebody asked the run to stop."""
     message = "Stop requested: the worker saves at the next step and exits."
-    return _of_attempt(state, context, Event.RUN_STOPPING, message, {"exit_code": exit_code})
+    if event.now or state.stop is not None:
+        message = "Stop requested at once: the attempt is killed without saving."
+    facts: Facts = {"exit_code": event.exit_code}
+    return _of_attempt(state, context, Event.RUN_STOPPING, message, facts)
 
 
 def stopped(exit_code: int) -> Record:
@@ -302,8 +313,9 @@ def ended(event: Event, exit_code: int, reason: str) -> Record:
 
 def not_prepared(event: NotPrepared) -> Record:
     """No further attempt can be started, and waiting would not change it."""
-    hopeless = event.exit_code == contract.EXIT_CONFIG
-    return ended(Event.RUN_FAILED if hopeless else Event.RUN_GAVE_UP, event.exit_code, event.reason)
+    later_may_help = event.exit_code == contract.EXIT_GAVE_UP
+    name = Event.RUN_GAVE_UP if later_may_help else Event.RUN_FAILED
+    return ended(name, event.exit_code, event.reason)
 
 
 def _rung(state: State, context: Context) -> str:

@@ -166,11 +166,15 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Choose a checkpoint, read the host, plan: answered by `Prepared` or `NotPrepared`."""
+    """Choose a checkpoint, read the host, plan: answered by `Prepared` or `NotPrepared`.
+
+    `checkpoint_step` is the newest step known to be saved: above 0, none left is a loss.
+    """
 
     rung_index: int
     micro_samples: int | None
     attempt: int
+    checkpoint_step: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,20 +27,26 @@ class JournalError(ValueError):
     """The journal cannot be trusted or written; the message names file, line and remedy."""
 
 
+class NewerJournalError(JournalError):
+    """A whole line says something this version does not know."""
+
+
 class Journal:
     """An open journal, positioned at its end; use `open_journal` to get one."""
 
     def __init__(self, path: Path, descriptor: int, run: str, next_seq: int) -> None:
         """Take over `descriptor` (append mode); entries are numbered from `next_seq`."""
-        self._path = path
+        self.path = path
         self._descriptor = descriptor
         self._next_seq = next_seq
         self._ballast = path.with_name("journal.ballast")
         self.run = run
         self.reserve()
 
-    def append(self, records: Iterable[Record]) -> tuple[Entry, ...]:
+    def append(self, records: Iterable[Record], *, decisive: bool = True) -> tuple[Entry, ...]:
         """Write the records, make them durable, and return them as entries.
+
+        On a full disk the ballast is given up for what is `decisive` only.
 
         Raises:
             OSError: they could not be made durable; nothing may be done on their strength.
@@ -52,21 +58,29 @@ class Journal:
                 Entry(self._next_seq + offset, now, time.monotonic_ns(), self.run, record)
             )
         if entries:
-            self._write(b"".join(encode(entry) for entry in entries))
+            self._write(b"".join(encode(entry) for entry in entries), decisive=decisive)
             self._next_seq += len(entries)
         return tuple(entries)
 
-    def _write(self, block: bytes) -> None:
+    def _write(self, block: bytes, *, decisive: bool) -> None:
         end = os.fstat(self._descriptor).st_size
         try:
-            _write_all(self._descriptor, block)
+            self._write_or_cut(block, end)
         except OSError as problem:
-            os.ftruncate(self._descriptor, end)
-            if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._ballast.exists():
+            full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not (full and decisive and self._ballast.exists()):
                 raise
             self._ballast.unlink()
-            _write_all(self._descriptor, block)
+            self._write_or_cut(block, end)
         os.fdatasync(self._descriptor)
+
+    def _write_or_cut(self, block: bytes, end: int) -> None:
+        """Write it all, or leave the file as long as it was."""
+        try:
+            _write_all(self._descriptor, block)
+        except OSError:
+            os.ftruncate(self._descriptor, end)
+            raise
 
     def reserve(self) -> None:
         """Put the ballast (back) in place where there is room for it."""
@@ -157,8 +171,15 @@ def decode(line: bytes) -> Entry:
     seq, mono_ns, attempt, rung = (columns[k] for k in ("seq", "mono_ns", "attempt", "rung"))
     if not isinstance(seq, int) or not isinstance(mono_ns, int):
         raise ValueError("seq and mono_ns must be integers")  # noqa: TRY004 - callers expect this
+    try:
+        event = Event(str(columns["event"]))
+    except ValueError:
+        raise NewerJournalError(
+            f"the event {columns['event']!r} is unknown: a newer version wrote this journal."
+            " Nothing was started or changed; use that version, or begin anew with `start --fresh`."
+        ) from None
     record = Record(
-        event=Event(str(columns["event"])),
+        event=event,
         message=str(columns["message"]),
         level=Level(str(columns["level"])),
         attempt=attempt if isinstance(attempt, int) else None,
@@ -182,6 +203,8 @@ def _read(path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
             return tuple(entries), good, content[good:]
         try:
             entry = decode(content[good:end])
+        except NewerJournalError as problem:
+            raise NewerJournalError(f"{path}:{len(entries) + 1}: {problem}") from None
         except (ValueError, KeyError) as problem:
             if end + 1 == len(content):
                 return tuple(entries), good, content[good:]

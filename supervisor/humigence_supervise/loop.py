@@ -1,13 +1,14 @@
 """The only loop: wait for one thing, let it happen to the run, do what follows.
 
-One thread, one wait: a selector over the signal wakeup descriptor, the keeper's pidfd and the
-ranks' pidfds, with one deadline.
+One thread, one wait: a poll of the signal wakeup descriptor, the keeper's pidfd and the ranks'
+pidfds, with one deadline.
 """
 
 from __future__ import annotations
 
+import errno
 import random
-import selectors
+import select
 import signal
 import socket
 import time
@@ -37,7 +38,7 @@ from humigence_supervise.happenings import (
 )
 from humigence_supervise.journal import Journal
 from humigence_supervise.machine import step
-from humigence_supervise.records import Entry, Json, Record
+from humigence_supervise.records import Entry, Event, Json, Record
 from humigence_supervise.run import Run, policy_of
 from humigence_supervise.state import Ended, State, Waiting, WaitingForSpace
 from humigence_supervise.systemd import Notifier
@@ -47,6 +48,9 @@ TICK_S = 0.5
 
 SPACE_TICK_S = 1.0
 """How often a full disk is looked at."""
+
+NEWS = frozenset((Event.ATTEMPT_PROGRESS, Event.SIGNATURE_MATCHED, Event.CHECKPOINT_COMMITTED))
+"""What may be missing from the journal of a full disk: the files it tells of tell it too."""
 
 STOPS = {
     signal.SIGTERM: StopRequested(contract.EXIT_SIGTERM),
@@ -85,12 +89,11 @@ class Loop:
         Raises:
             OSError: the journal cannot be written; a living attempt goes on under its keeper.
         """
-        with _signals() as wakeup, selectors.DefaultSelector() as selector:
-            selector.register(wakeup, selectors.EVENT_READ)
-            self._happen(Begin(facts))
+        with _signals() as wakeup:
             self._notifier.ready(self._summary())
+            self._happen(Begin(facts))
             while not isinstance(self._state.phase, Ended):
-                self._wait(selector, wakeup)
+                self._wait(wakeup)
                 for happening in self._observe():
                     self._happen(happening)
                 self._notifier.watchdog()
@@ -99,16 +102,13 @@ class Loop:
 
     # --- waiting --------------------------------------------------------------------------------
 
-    def _wait(self, selector: selectors.BaseSelector, wakeup: socket.socket) -> None:
+    def _wait(self, wakeup: socket.socket) -> None:
         """Sleep until a process ends, a signal comes, or the deadline passes."""
-        wanted = {wakeup.fileno(), *self._descriptors()}
-        for key in list(selector.get_map().values()):
-            if key.fd not in wanted:
-                selector.unregister(key.fd)
-        known = {key.fd for key in selector.get_map().values()}
-        for descriptor in wanted - known:
-            selector.register(descriptor, selectors.EVENT_READ)
-        selector.select(self._timeout_s())
+        # Made anew each time: a closed pidfd's number is soon that of another process.
+        poll = select.poll()
+        for descriptor in (wakeup.fileno(), *self._descriptors()):
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(self._timeout_s() * 1000)
         for signum in _read_signals(wakeup):
             if signum in STOPS:
                 self._happen(STOPS[signal.Signals(signum)])
@@ -167,7 +167,25 @@ class Loop:
         self._state = after
 
     def _write(self, records: list[Record]) -> None:
-        for entry in self._journal.append(records):
+        """Journal the records and tell them; on a full disk, decisions wait and news is dropped.
+
+        Training goes on meanwhile: it needs no decision, and its keeper needs no supervisor.
+        """
+        news = all(record.event in NEWS for record in records)
+        while True:
+            try:
+                entries = self._journal.append(records, decisive=not news)
+                break
+            except OSError as problem:
+                if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if news:
+                    entries = ()
+                    break
+                self._notifier.status(f"The journal's disk is full ({self._journal.path}).")
+                self._notifier.watchdog()
+                select.select([], [], [], SPACE_TICK_S)
+        for entry in entries:
             self._tell(entry)
         records.clear()
 
@@ -224,8 +242,7 @@ def _signals() -> Iterator[socket.socket]:
     receiver.setblocking(False)  # noqa: FBT003 - the standard library's own signature
     sender.setblocking(False)  # noqa: FBT003 - as above
     old_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    handled = (*STOPS, signal.SIGUSR1)
-    old = {signum: signal.signal(signum, _noted) for signum in handled}
+    old = {signum: signal.signal(signum, _noted) for signum in STOPS}
     old |= {
         signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGHUP, signal.SIGPIPE)
     }

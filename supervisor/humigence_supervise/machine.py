@@ -66,6 +66,9 @@ from humigence_supervise.state import (
 PROGRESS_EVERY_S = 10.0
 """Thinning of `attempt.progress`; the progress files hold every step."""
 
+CLOCK_SLACK_S = 1.0
+"""By how much a wait may seem too long before the clock is taken to have been set back."""
+
 Actions = tuple[Action, ...]
 
 
@@ -100,9 +103,11 @@ def step(state: State, event: Happening, context: Context) -> tuple[State, Actio
 def _ready(state: State, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
+            if state.run_id and state.stop is not None:
+                return (Append(entries.adopted(state)), Append(entries.stopped(state.stop)))
             if state.run_id:
-                return (Append(entries.adopted(state)), _prepare(state))
-            return (Append(entries.run_started(event.facts)), _prepare(state))
+                return (Append(entries.adopted(state)), _prepare(state, context))
+            return (Append(entries.run_started(event.facts)), _prepare(state, context))
         case Prepared():
             return _planned(event)
         case NotPrepared():
@@ -137,7 +142,7 @@ def _launching(state: State, event: Happening, context: Context) -> Actions:
         case TreeGone():
             return _gone(state, event, context)
         case StopRequested():
-            return (Append(entries.stopping(state, context, event.exit_code)),)
+            return (Append(entries.stopping(state, context, event)),)
         case _:
             return ()
 
@@ -147,7 +152,8 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
         case Begin():
             return (Append(entries.adopted(state)), Recover(state.attempt))
         case Launched():
-            return (Append(entries.started(state, context, event)),)
+            started = Append(entries.started(state, context, event))
+            return (started,) if state.stop is None else (started, Terminate())
         case ProgressMade():
             if context.now_s - state.progress_at_s < PROGRESS_EVERY_S:
                 return ()
@@ -166,8 +172,8 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             return _gone(state, event, context)
         case StopRequested():
             if state.stop is None and not event.now:
-                return (Append(entries.stopping(state, context, event.exit_code)), Terminate())
-            return (Append(entries.stopping(state, context, event.exit_code)), Clear())
+                return (Append(entries.stopping(state, context, event)), Terminate())
+            return (Append(entries.stopping(state, context, event)), Clear())
         case _:
             return ()
 
@@ -186,7 +192,7 @@ def _clearing(state: State, event: Happening, context: Context) -> Actions:
         case NotLaunched():
             return (Append(entries.cleared(state, context, 0.0)), Gather(state.attempt))
         case StopRequested():
-            return (Append(entries.stopping(state, context, event.exit_code)), Clear())
+            return (Append(entries.stopping(state, context, event)), Clear())
         case _:
             return ()
 
@@ -196,7 +202,7 @@ def _diagnosing(state: State, event: Happening, context: Context) -> Actions:
         case Begin():
             return (Append(entries.adopted(state)), Gather(state.attempt))
         case StopRequested():
-            return (Append(entries.stopping(state, context, event.exit_code)),)
+            return (Append(entries.stopping(state, context, event)),)
         case Diagnosed():
             made = Append(entries.diagnosed(state, context, event))
             if state.stop is not None and event.diagnosis.kind is not Kind.HEALTHY:
@@ -212,12 +218,12 @@ def _waiting(state: State, phase: Waiting, event: Happening, context: Context) -
             return (Append(entries.adopted(state)),)
         case Tick():
             remaining_s = phase.until_s - context.now_s
-            clock_went_back = remaining_s > phase.delay_s
+            clock_went_back = remaining_s > phase.delay_s + CLOCK_SLACK_S
             if remaining_s > 0 and not clock_went_back:
                 return ()
             return (
                 Append(entries.wait_over(state, context, "The wait is over.")),
-                _prepare(state),
+                _prepare(state, context),
             )
         case StopRequested():
             return (Append(entries.stopped(event.exit_code)),)
@@ -233,7 +239,7 @@ def _waiting_for_space(
             return (Append(entries.adopted(state)),)
         case Tick(free_mib=int(free_mib)) if free_mib >= phase.need_mib:
             message = f"There is room again: {free_mib} MiB free, {phase.need_mib} MiB needed."
-            return (Append(entries.wait_over(state, context, message)), _prepare(state))
+            return (Append(entries.wait_over(state, context, message)), _prepare(state, context))
         case StopRequested():
             return (Append(entries.stopped(event.exit_code)),)
         case _:
@@ -248,7 +254,10 @@ def _ended(state: State, event: Happening, context: Context) -> Actions:
             rung_index = min(state.rung_index, len(context.rungs) - 1) if keeps_rung else 0
             micro = state.micro_samples if keeps_rung else None
             resumed = entries.resumed(state.phase.event, rung_index, micro)
-            return (Append(resumed), Prepare(rung_index, micro, state.attempt + 1))
+            return (
+                Append(resumed),
+                Prepare(rung_index, micro, state.attempt + 1, state.checkpoint_step),
+            )
         case _:
             return ()
 
@@ -301,12 +310,12 @@ def _go_on(state: State, event: Diagnosed, context: Context) -> Actions:
             )
         case UseOlderCheckpoint():
             aside = QuarantineStep(decision.bad_step, event.diagnosis.reason)
-            return (made, aside, _prepare(after))
+            return (made, aside, _prepare(after, context))
         case StepDown() | StepUp():
             changed = entries.rung_changed(state, after, context, event.diagnosis.kind)
-            return (made, Append(changed), _prepare(after))
+            return (made, Append(changed), _prepare(after, context))
         case ShrinkMicroBatch():
-            return (made, _prepare(after))
+            return (made, _prepare(after, context))
         case Retry():
             return (made, *_begin_after(decision.delay_s, after, context))
         case _:
@@ -315,7 +324,7 @@ def _go_on(state: State, event: Diagnosed, context: Context) -> Actions:
 
 def _begin_after(delay_s: float, state: State, context: Context) -> Actions:
     if delay_s <= 0:
-        return (_prepare(state),)
+        return (_prepare(state, context),)
     return (Append(entries.waits(state, context, delay_s)),)
 
 
@@ -336,5 +345,7 @@ def _gone(state: State, event: TreeGone, context: Context) -> Actions:
     )
 
 
-def _prepare(state: State) -> Prepare:
-    return Prepare(state.rung_index, state.micro_samples, state.attempt + 1)
+def _prepare(state: State, context: Context) -> Prepare:
+    # The ladder may have become shorter since the journal was written.
+    rung_index = min(state.rung_index, len(context.rungs) - 1)
+    return Prepare(rung_index, state.micro_samples, state.attempt + 1, state.checkpoint_step)

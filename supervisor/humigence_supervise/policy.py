@@ -79,6 +79,9 @@ TRANSIENT = frozenset(kind for kind, row in MOVES.items() if Move.RETRY in row) 
 } | {Kind.GPU_FAULT, Kind.DISK_FULL}
 """Kinds that another hour may cure: giving up on them is not hopeless (75, not 93)."""
 
+STOP_IF_TOLD = frozenset((Kind.SHM,))
+"""Kinds of two causes: NCCL's shared memory is avoided below, a data loader's has to be mended."""
+
 OVERRIDES: Mapping[Remedy, tuple[Move, ...]] = {
     Remedy.FALLBACK_SINGLE_GPU: _DOWN_RETRY,
     Remedy.RETRY_SAME: _RETRY_DOWN,
@@ -142,10 +145,10 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision
     if diagnosis.kind is Kind.HEALTHY:
         return Complete(diagnosis.reason)
     now = standing.incidents[-1]
-    moves = _moves_left(policy, standing)
+    moves = _moves_left(policy, standing, diagnosis.remedy)
     spent = _budget_spent(policy, standing)
-    # A smaller micro-batch is another attempt only in number, and bounded by itself.
-    if spent and moves[0] not in {Move.STOP, Move.SHRINK}:
+    # A smaller micro-batch is bounded by itself, and a full disk is waited for, not tried again.
+    if spent and moves[0] not in {Move.STOP, Move.SHRINK, Move.WAIT_SPACE}:
         return Stop(f"{spent} The last one: {diagnosis.reason}", hopeless=False)
     no_new_step = now.last_step <= now.first_step
     if now.kind is Kind.USER_CODE and no_new_step and now.kind not in policy.overrides:
@@ -161,11 +164,19 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision
     raise AssertionError("Move.STOP is always possible")
 
 
-def _moves_left(policy: Policy, standing: Standing) -> tuple[Move, ...]:
+def _row(policy: Policy, kind: Kind, remedy: Remedy) -> tuple[Move, ...]:
+    """Return the moves for a kind: the operator's, the evidence's own verdict, or the table's."""
+    override = policy.overrides.get(kind)
+    if override is not None:
+        return OVERRIDES[override]
+    told_to_stop = remedy is Remedy.STOP_AND_TELL and kind in STOP_IF_TOLD
+    return _STOP if told_to_stop else MOVES[kind]
+
+
+def _moves_left(policy: Policy, standing: Standing, remedy: Remedy) -> tuple[Move, ...]:
     """Return what the row of the last incident's kind still offers on its rung, STOP last."""
     now = standing.incidents[-1]
-    override = policy.overrides.get(now.kind)
-    row = MOVES[now.kind] if override is None else OVERRIDES[override]
+    row = _row(policy, now.kind, remedy)
     lowest = now.rung_index + 1 >= standing.rung_count
     times = {Move.RETRY: policy.retries, Move.DOWN: 0 if lowest else 1}
     moves = [move for move in row for _ in range(times.get(move, 1))]
@@ -196,7 +207,7 @@ def _budget_spent(policy: Policy, standing: Standing) -> str:
     for incident in reversed(standing.incidents):
         if made_progress(incident):
             break
-        fruitless += 1
+        fruitless += incident.kind is not Kind.DISK_FULL
     if fruitless >= policy.attempts_without_progress:
         return (
             f"{fruitless} attempts in a row ended without a newer checkpoint"
@@ -219,14 +230,14 @@ def _is_deterministic(now: Incident, before: tuple[Incident, ...]) -> bool:
     )
 
 
-def _skip_rung(now: Incident, standing: Standing) -> Decision:
-    if now.rung_index + 1 < standing.rung_count:
+def _skip_rung(now: Incident, standing: Standing, *, may_go_down: bool) -> Decision:
+    if may_go_down and now.rung_index + 1 < standing.rung_count:
         return StepDown(
             f"The same failure at step {now.last_step} twice: it is deterministic on this rung.",
             now.rung_index + 1,
         )
     return Stop(
-        f"The same failure at step {now.last_step} twice, and no lower rung is left:"
+        f"The same failure at step {now.last_step} twice, and no lower rung would avoid it:"
         " it is deterministic, trying again cannot help.",
         hopeless=True,
     )
@@ -243,7 +254,8 @@ def _try(move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis) -
     match move:
         case Move.RETRY:
             if _is_deterministic(now, standing.incidents[:-1]):
-                return _skip_rung(now, standing)
+                row = _row(policy, now.kind, diagnosis.remedy)
+                return _skip_rung(now, standing, may_go_down=Move.DOWN in row)
             fruitless = len(_fruitless_before(standing.incidents))
             delay_s = policy.backoff.delay_s(fruitless, standing.chance)
             return Retry(f"{diagnosis.kind.value} may pass: the same rung again.", delay_s)

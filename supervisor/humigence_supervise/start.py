@@ -101,7 +101,7 @@ def make_run(
         check_ladder(settings, host)
     rungs = ladder.rungs(settings)
     checkpoints = settings.checkpoints.dir
-    run_id = begun.get("run_id") or owner(checkpoints) or uuid.uuid4().hex
+    run_id = begun.get("run_id") or _found_id(settings) or uuid.uuid4().hex
     batch = batch_of_rung(settings, rungs[0].name, virtual, virtual, None)
     run = Run(
         settings=settings,
@@ -128,6 +128,12 @@ def make_run(
     return run, facts
 
 
+def _found_id(settings: Settings) -> str | None:
+    """Return the id under which the worker was used by hand in this run directory before."""
+    checkpoints = settings.checkpoints.dir
+    return owner(checkpoints) if checkpoints.is_relative_to(settings.run_dir) else None
+
+
 def _not_acted_on(settings: Settings) -> list[Json]:
     """Return the parts of the configuration that were given and do nothing in this version."""
     found = {"hang", "promote", "notify"} & settings.model_fields_set
@@ -149,7 +155,12 @@ def archive(run_dir: Path, checkpoint_dir: Path) -> None:
         OSError: something could not be moved; what was moved is in the archive.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    names = (contract.ATTEMPTS_DIR, contract.CHECKPOINTS_DIR, contract.FAULTS_DIR)
+    names = (
+        contract.ATTEMPTS_DIR,
+        contract.CHECKPOINTS_DIR,
+        contract.FAULTS_DIR,
+        contract.SNAPSHOT_FILE,
+    )
     _move([run_dir / name for name in names], run_dir / ARCHIVE_DIR / stamp)
     if checkpoint_dir != run_dir / contract.CHECKPOINTS_DIR and checkpoint_dir.is_dir():
         # It may be another file system: what is in it stays on it.

@@ -103,8 +103,6 @@ def apply(state: State, record: Record) -> State:
     match record.event:
         case Event.RUN_STARTED:
             return replace(state, phase=Ready(), run_id=facts.text("run_id"))
-        case Event.RUN_ADOPTED:
-            return replace(state, stop=None)
         case Event.RUN_RESUMED:
             return replace(
                 state,

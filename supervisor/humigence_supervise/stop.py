@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from humigence_supervise import contract, launch, proc
 from humigence_supervise.domain import ProcessId
 from humigence_supervise.journal import read_journal
 from humigence_supervise.run_lock import holder
-from humigence_supervise.state import fold
+from humigence_supervise.state import State, fold
 
 
 class StopTimeoutError(RuntimeError):
@@ -29,23 +30,40 @@ def stop(run_dir: Path, *, now: bool, timeout_s: float | None) -> str:
     """
     supervisor = holder(run_dir)
     if supervisor is not None:
-        _end(supervisor, signal.SIGQUIT if now else signal.SIGTERM, timeout_s)
-        return "The supervisor and its attempt have ended."
-    state = fold(entry.record for entry in read_journal(run_dir / contract.JOURNAL_FILE))
+        _end(supervisor, _signal(run_dir, now=now), timeout_s)
+    # It may have been killed before its attempt had ended: what it left is ended here.
+    state = _state(run_dir)
     keeper = launch.adopt(run_dir, state.attempt) if state.attempt else None
-    if keeper is None:
-        left = launch.sweep(state.run_id) if state.run_id else ()
-        return f"Nothing was running; {len(left)} left-over processes were ended."
-    keeper.close()
-    _end(keeper.process, signal.SIGUSR2 if now else signal.SIGTERM, timeout_s)
-    return "The attempt, which had no supervisor, has ended."
+    if keeper is not None:
+        keeper.close()
+        _end(keeper.process, signal.SIGUSR2 if now else signal.SIGTERM, timeout_s)
+    left = launch.sweep(state.run_id) if state.run_id else ()
+    ended = [
+        *(["the supervisor"] if supervisor is not None else []),
+        *(["an attempt that had no supervisor"] if keeper is not None else []),
+        *([f"{len(left)} left-over processes"] if left else []),
+    ]
+    return f"Ended: {', '.join(ended)}." if ended else "Nothing was running."
 
 
-def _end(process: ProcessId, signum: signal.Signals, timeout_s: float | None) -> None:
+def _state(run_dir: Path) -> State:
+    return fold(entry.record for entry in read_journal(run_dir / contract.JOURNAL_FILE))
+
+
+def _signal(run_dir: Path, *, now: bool) -> signal.Signals | None:
+    """Return what to send; a second SIGTERM would kill what is still saving, so none is sent."""
+    if now:
+        return signal.SIGQUIT
+    return signal.SIGTERM if _state(run_dir).stop is None else None
+
+
+def _end(process: ProcessId, signum: signal.Signals | None, timeout_s: float | None) -> None:
     pidfd = proc.open_pidfd(process)
     if pidfd is None:
         return
-    signal.pidfd_send_signal(pidfd, signum)
+    if signum is not None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signum)
     ended = bool(select.select([pidfd], [], [], timeout_s)[0])
     os.close(pidfd)
     if not ended:

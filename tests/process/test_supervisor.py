@@ -26,11 +26,13 @@ from humigence_supervise.contract import (
     EXIT_SIGTERM,
 )
 from humigence_supervise.journal import read_journal
+from humigence_supervise.loop import TICK_S
 from humigence_supervise.records import Event, Record
 from humigence_supervise.run_lock import holder
 from humigence_supervise.status import status_document
 
 STEPPER = Path(__file__).parents[1] / "systemd" / "foreign_worker.py"
+QUICK = {"first_s": 0.05, "factor": 1}
 CLI = (sys.executable, "-m", "humigence_supervise.cli")
 
 
@@ -128,7 +130,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def test_a_killed_supervisor_is_followed_by_one_that_adopts(run: Run) -> None:
     """SIGKILL of the supervisor stops no step; the next one goes on with the same attempt."""
-    run.steps(150)
+    run.steps(400)
     first = run.start()
     run.at_step(10)
     first.kill()
@@ -139,7 +141,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_adopts(run: Run) -> None:
     assert code == EXIT_COMPLETED
     assert "attempt.adopted" in run.names()
     assert run.names().count("attempt.started") == 1
-    assert run.executed() == list(range(1, 151))
+    assert run.executed() == list(range(1, 401))
 
 
 def test_an_attempt_that_ends_unsupervised_is_judged_later(run: Run) -> None:
@@ -158,7 +160,7 @@ def test_an_attempt_that_ends_unsupervised_is_judged_later(run: Run) -> None:
 
 def test_a_killed_keeper_takes_its_attempt_along(run: Run) -> None:
     """Without its keeper the tree is found by its marks and cleared; the next attempt resumes."""
-    run.steps(60)
+    run.steps(400)
     process = run.start()
     run.at_step(12)
     os.kill(run.keeper_pid(), signal.SIGKILL)
@@ -167,7 +169,7 @@ def test_a_killed_keeper_takes_its_attempt_along(run: Run) -> None:
     assert run.names().count("attempt.started") == 2
     resumed = [one for one in run.events() if one.event is Event.ATTEMPT_STARTED][1]
     assert resumed.facts["resume_step"] >= 10
-    assert sorted(set(run.executed())) == list(range(1, 61))
+    assert sorted(set(run.executed())) == list(range(1, 401))
 
 
 def test_a_second_supervisor_is_refused(run: Run) -> None:
@@ -190,7 +192,7 @@ def test_a_second_supervisor_is_refused(run: Run) -> None:
 )
 def test_a_stop_saves_first(run: Run, signum: signal.Signals, code: int) -> None:
     """The worker saves at its step; the next start goes on from exactly there."""
-    run.steps(100)
+    run.steps(300)
     process = run.start()
     run.at_step(7)
     process.send_signal(signum)
@@ -199,7 +201,7 @@ def test_a_stop_saves_first(run: Run, signum: signal.Signals, code: int) -> None
     assert stopped["state"] == "stopped"
     assert stopped["checkpoint"]["step"] == stopped["step"]
     assert run.finish()[0] == EXIT_COMPLETED
-    assert run.executed() == list(range(1, 101))
+    assert run.executed() == list(range(1, 301))
 
 
 def test_a_second_signal_does_not_wait(run: Run) -> None:
@@ -250,7 +252,7 @@ def test_a_detached_run_outlives_its_starter(run: Run) -> None:
 
 def test_a_damaged_newest_checkpoint_is_put_aside(run: Run) -> None:
     """One flipped bit: the checkpoint is quarantined and the one before it is used."""
-    run.steps(100)
+    run.steps(300)
     process = run.start()
     run.at_step(11)
     process.terminate()
@@ -264,7 +266,88 @@ def test_a_damaged_newest_checkpoint_is_put_aside(run: Run) -> None:
     assert list((run.run_dir / "checkpoints" / "quarantine").glob("*/*/state.txt"))
     resumed = [one for one in run.events() if one.event is Event.ATTEMPT_STARTED][1]
     assert resumed.facts["resume_from"] == str(checkpoints[-2])
-    assert sorted(set(run.executed())) == list(range(1, 101))
+    assert sorted(set(run.executed())) == list(range(1, 301))
+
+
+def test_a_run_without_any_good_checkpoint_does_not_begin_again(run: Run) -> None:
+    """Every checkpoint damaged: nothing starts from scratch, nothing is moved, and it is said."""
+    run.steps(300)
+    process = run.start()
+    run.at_step(11)
+    process.terminate()
+    run.finish(process)
+    before = sorted((run.run_dir / "checkpoints").glob("step-*"))
+    for checkpoint in before:
+        (checkpoint / "state.txt").write_text("?")
+    assert run.finish()[0] == EXIT_HOPELESS
+    assert sorted((run.run_dir / "checkpoints").glob("step-*")) == before
+    assert run.names().count("attempt.planned") == 1
+    assert "checkpoints can be used" in run.events()[-1].message
+
+
+def test_a_stop_survives_the_death_of_the_supervisor(run: Run) -> None:
+    """Asked to stop, killed, started again (as systemd does): the run stops, and stays stopped."""
+    slow = run.folder / "slow.py"
+    slow.write_text(
+        "import os, signal, sys, time\n"
+        "home = os.environ['HUMIGENCE_RUN_DIR']\n"
+        "def save(*_):\n"
+        "    while not os.path.exists(home + '/saved'): time.sleep(0.01)\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "open(home + '/up', 'w').close()\n"
+        "while True: time.sleep(1)\n"
+    )
+    run.configure(slow, stop={"grace_s": 300})
+    first = run.start()
+    eventually((run.run_dir / "up").exists, "the worker")
+    first.terminate()
+    eventually(lambda: "run.stopping" in run.names(), "the stop")
+    first.kill()
+    first.wait()
+    second = run.start()
+    eventually(lambda: "attempt.adopted" in run.names(), "the adoption")
+    (run.run_dir / "saved").touch()
+    assert run.finish(second)[0] == EXIT_SIGTERM
+    assert run.names().count("attempt.planned") == 1
+    assert run.names()[-1] == "run.stopped"
+
+
+def test_stop_ends_what_a_dying_supervisor_left(run: Run) -> None:
+    """The supervisor is killed while `stop` waits for it: `stop` ends the attempt itself."""
+    run.steps(100_000)
+    process = run.start()
+    run.at_step(2)
+    process.send_signal(signal.SIGSTOP)
+    stopping = subprocess.Popen([*CLI, "stop", str(run.run_dir)], stdout=subprocess.PIPE)
+    pending = Path(f"/proc/{process.pid}/status")
+    eventually(lambda: "ShdPnd:\t0000000000004000" in pending.read_text(), "SIGTERM is on its way")
+    process.kill()
+    assert stopping.wait(timeout=60) == 0
+    stopping.communicate()
+    assert not pids_marked(run.run_id())
+
+
+def test_the_second_attempts_death_is_seen_at_once(run: Run) -> None:
+    """Descriptors of the first attempt are used again by the second, and are watched again."""
+    dies = run.folder / "dies.py"
+    dies.write_text(
+        "import json, os, signal\n"
+        "line = {'ts': 0, 'step': int(os.environ['HUMIGENCE_ATTEMPT']), 'epoch': 0}\n"
+        "line |= {'samples': [0, 1], 'loss': None, 'section': 'train'}\n"
+        "path = os.environ['HUMIGENCE_PROGRESS_DIR'] + '/0.jsonl'\n"
+        "open(path, 'w').write(json.dumps(line) + '\\n')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run.configure(dies, policy={"retries": 3, "attempts_without_progress": 4, "backoff": QUICK})
+    assert run.finish()[0] == EXIT_GAVE_UP
+    lines = (run.run_dir / "journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    at_ns = {(e["event"], e["attempt"]): e["mono_ns"] for e in entries}
+    lasted_s = [
+        (at_ns["attempt.exited", n] - at_ns["attempt.started", n]) / 1e9 for n in range(1, 5)
+    ]
+    assert sorted(lasted_s)[1] < TICK_S / 2, lasted_s
 
 
 SCRIPTS = {

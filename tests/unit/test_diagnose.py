@@ -283,3 +283,9 @@ def test_every_kind_has_its_usual_remedy():
     """The table of remedies is complete, and every sentence is one."""
     assert set(USUAL) == set(Kind)
     assert all(usual.means.endswith(".") and usual.advice.endswith(".") for usual in USUAL.values())
+
+
+def test_an_attempt_of_which_nothing_is_known_is_not_healthy():
+    """No exit status and no text: of a log that is no failure, of a watched attempt it is one."""
+    assert diagnose(Evidence()).kind is Kind.HEALTHY
+    assert diagnose(Evidence(world_size=1, last_step=12)).kind is Kind.UNKNOWN

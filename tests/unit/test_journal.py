@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,19 @@ def test_a_missing_line_is_refused(tmp_path: Path) -> None:
         read_journal(path)
 
 
+def test_a_newer_versions_line_is_neither_torn_nor_damage(tmp_path: Path) -> None:
+    """A whole line with an event this version does not know is refused and stays where it is."""
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    body = b'{"seq":3,"ts":"t","mono_ns":1,"event":"run.teleported","level":"info","run":"r",'
+    body += b'"attempt":1,"rung":"a","message":"m"}'
+    path.write_bytes(path.read_bytes() + b'%s,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body)))
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=r"journal.jsonl:3: .*newer version"):
+        open_journal(path, "demo")
+    assert path.read_bytes() == before
+
+
 def test_half_characters_and_numbers_survive() -> None:
     """Text that is not valid Unicode is escaped instead of losing the line."""
     record = Record(Event.DIAGNOSIS_MADE, "bad \udcff byte", facts={"n": 2**70, "x": 0.1})
@@ -120,6 +134,7 @@ def test_half_characters_and_numbers_survive() -> None:
 
 FULL_DISK = """
 import sys
+import zlib
 from pathlib import Path
 from humigence_supervise.journal import open_journal
 from humigence_supervise.records import Event, Record
@@ -131,6 +146,12 @@ try:
         filler.write(b"x" * 4096)
 except OSError:
     pass
+try:
+    journal.append([Record(Event.ATTEMPT_PROGRESS, "news " + "x" * 8000)], decisive=False)
+    sys.exit("news took the ballast")
+except OSError:
+    pass
+assert (folder / "journal.ballast").exists()
 journal.append([Record(Event.BACKOFF_STARTED, "full " + "x" * 8000)])
 journal.append([Record(Event.BACKOFF_STARTED, "still full")])
 assert not (folder / "journal.ballast").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,11 @@ from humigence_supervise.domain import (
     Launcher,
     LaunchPlan,
     ProcessId,
+    Progress,
     RankExit,
     Remedy,
     Rung,
+    Section,
 )
 from humigence_supervise.happenings import (
     Action,
@@ -38,11 +41,13 @@ from humigence_supervise.happenings import (
     NotPrepared,
     Prepare,
     Prepared,
+    ProgressMade,
     Quarantine,
     QuarantineStep,
     RankDied,
     Recover,
     Refused,
+    SignatureSeen,
     StopRequested,
     Terminate,
     Tick,
@@ -155,6 +160,7 @@ def answers(world: World) -> Iterator[Happening]:
         case _:
             pass
     yield StopRequested(143)
+    yield StopRequested(143, now=True)
     yield Tick()
     yield Tick(free_mib=100)
     if world.alive:
@@ -162,6 +168,10 @@ def answers(world: World) -> Iterator[Happening]:
         yield RankDied(RankExit(0, 7, ExitStatus(code=0)))
         yield CheckpointSeen(Checkpoint(Path("/c"), state.checkpoint_step + 5, 40))
         yield TreeGone("gone", 0.0)
+        yield SignatureSeen({"signature": "x"}, "seen")
+        yield ProgressMade(
+            Progress(0, NOW_S, state.first_step + 3, 0, 0, 8, math.nan, Section.TRAIN)
+        )
 
 
 def perform(world: World, actions: tuple[Action, ...], after: State) -> World:
@@ -227,7 +237,7 @@ def happen(world: World, event: Happening, stepper: Stepper) -> World:
             world = replace(world, alive=False)
         case StopRequested():
             world = replace(world, stopped=True)
-        case Begin():
+        case Begin() if isinstance(world.state.phase, Ended):
             world = replace(world, stopped=False)
         case _:
             pass
@@ -276,10 +286,10 @@ def walk(stepper: Stepper, depth: int) -> int:
 
 def test_every_path_keeps_the_invariants() -> None:
     """One attempt at most, journal before act, no launch after a stop, ended is final."""
-    started = time.monotonic()
-    visited = walk(step, depth=10)
+    started_s = time.process_time()
+    visited = walk(step, depth=9)
     assert visited > 2000, visited
-    assert time.monotonic() - started < 60
+    assert time.process_time() - started_s < 60
 
 
 def test_a_run_can_always_go_on() -> None:
@@ -324,14 +334,14 @@ def _deaf_to_stop(state: State, event: Happening, ctx: Context) -> tuple[State, 
 
 def _rises_again(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
     if isinstance(state.phase, Ended) and isinstance(event, Tick):
-        return state, (Prepare(0, None, state.attempt + 1),)
+        return state, (Prepare(0, None, state.attempt + 1, 0),)
     return step(state, event, ctx)
 
 
 def _impatient(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
     after, actions = step(state, event, ctx)
     if any(isinstance(a, Clear) for a in actions):
-        return after, (*actions, Prepare(0, None, state.attempt + 1))
+        return after, (*actions, Prepare(0, None, state.attempt + 1, 0))
     return after, actions
 
 

@@ -41,11 +41,16 @@ def failed(
     return Incident(1, rung, kind, mark, NOW_S, first, last, checkpoint)
 
 
-def judged(*incidents: Incident, policy: Policy | None = None, micro: int | None = 4) -> Decision:
+def judged(
+    *incidents: Incident,
+    policy: Policy | None = None,
+    micro: int | None = 4,
+    remedy: Remedy = Remedy.NONE,
+) -> Decision:
     """Return the decision about the last incident on a ladder of two rungs."""
     standing = Standing(incidents, 2, micro, need_mib=7, now_s=NOW_S, chance=0.5)
     kind = incidents[-1].kind
-    found = Diagnosis(kind, None, (), Remedy.NONE, "why", "do this", Confidence.LIKELY, "f")
+    found = Diagnosis(kind, None, (), remedy, "why", "do this", Confidence.LIKELY, "f")
     return decide(policy or Policy(), standing, found)
 
 
@@ -180,6 +185,43 @@ def test_giving_up_on_what_may_pass_is_not_hopeless() -> None:
     lost = judged(failed(Kind.IMPORT_ERROR))
     assert isinstance(lost, Stop)
     assert lost.hopeless
+
+
+def test_a_full_disk_is_waited_for_and_not_counted() -> None:
+    """However often the disk fills up, the run does not give up for want of progress."""
+    history = [failed(Kind.DISK_FULL, last=10 + n) for n in range(5)]
+    assert isinstance(judged(*history), WaitForSpace)
+    assert isinstance(judged(*history, failed(U, last=30)), Retry)
+
+
+def test_evidence_that_says_stop_is_believed() -> None:
+    """Shared memory that a data loader used up is no matter of GPUs: the row is passed over."""
+    stop = Remedy.STOP_AND_TELL
+    assert isinstance(judged(failed(Kind.SHM)), StepDown)
+    assert isinstance(judged(failed(Kind.SHM), remedy=stop), Stop)
+    assert isinstance(judged(failed(N), remedy=stop), StepDown)
+
+
+def test_what_no_rung_cures_does_not_fall_back() -> None:
+    """The user's own error at the same step twice ends the run, whatever was saved between."""
+    twice = [
+        failed(C, first=10, last=25, saved=20, fingerprint="same"),
+        failed(C, first=20, last=25, saved=24, fingerprint="same"),
+    ]
+    decision = judged(*twice)
+    assert isinstance(decision, Stop)
+    assert decision.hopeless
+
+
+def test_a_failure_right_after_progress_counts_with_it() -> None:
+    """An attempt that progressed and failed, then one that did not: that is the second failure."""
+    history = [failed(U, first=0, last=12, saved=10), failed(U, first=10, last=11)]
+    assert isinstance(judged(*history), StepDown)
+
+
+def test_the_backoff_exponent_is_capped() -> None:
+    """Thousands of fruitless attempts do not overflow a float."""
+    assert Backoff(max_s=1e308, factor=10.0).delay_s(100_000, 0.5) <= 1e308
 
 
 @pytest.mark.parametrize(("fruitless", "delay_s"), [(0, 1.0), (1, 2.0), (5, 32.0), (500, 300.0)])
