@@ -29,6 +29,7 @@ from humigence_supervise.happenings import (
     SignatureSeen,
     StopRequested,
 )
+from humigence_supervise.plan_file import public_argv
 from humigence_supervise.records import Event, Json, Level, Record, finite
 from humigence_supervise.state import State
 
@@ -85,7 +86,7 @@ def planned(plan: LaunchPlan) -> Record:
         "world_size": plan.world_size,
         "resume_step": source.step if source else 0,
         "resume_from": str(source.path) if source else None,
-        "argv": list(plan.argv),
+        "argv": list(public_argv(plan.argv)),
     }
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     message = f"Attempt {plan.attempt} on {plan.rung} ({ranks}), {origin}."
