@@ -22,7 +22,7 @@ IGNORED: Final = -100
 """Target of a position that carries no loss."""
 
 VOCABULARY: Final = 256
-"""Every byte; 0xFF, which UTF-8 never contains, separates documents (see symbols.py)."""
+"""Every byte; 0xFF, which UTF-8 never contains, separates documents (see samples.py)."""
 
 _INIT_STD: Final = 0.02
 _ROTARY_BASE: Final = 10_000.0
