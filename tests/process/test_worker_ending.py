@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,25 @@ def test_a_loss_that_is_no_number_ends_the_training_before_it_spoils_a_checkpoin
     assert done.returncode == 1
     assert "FloatingPointError: training diverged at step 4: loss is nan" in done.stderr
     assert checkpoint_folder.candidates(tmp_path / "checkpoints")[0].name == "step-00000003"
+
+
+def test_a_locale_without_the_banners_signs_changes_only_how_they_look(tmp_path):
+    """Latin-1 has no rocket: it is escaped, and the training goes to its end."""
+    done = run_worker("--config", configure(tmp_path), PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "\\U0001f680 Starting single CPU training on cpu" in done.stdout
+
+
+def test_the_wait_for_the_other_ranks_is_as_long_as_the_configuration_says(tmp_path):
+    """Rank 0 of two, and nobody else: it gives up after its second, and says why."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    config = configure(tmp_path, group_timeout_s=1)
+    group = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    done = run_worker("--config", config, **group, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    assert done.returncode == 1, done.stderr
+    assert "Distributed training initialization failed" in done.stdout
 
 
 def spoil(path: Path) -> None:

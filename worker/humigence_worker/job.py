@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -51,6 +52,11 @@ class Job:
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step `step` (0-based)."""
         return learning_rate(self.settings, step, self.target_step)
+
+    def release(self) -> None:
+        """Give back the memory of the training, which is over; an evaluation needs none of it."""
+        del self.model, self.optimizer
+        gc.collect()  # DDP is part of a cycle
 
 
 def prepare(settings: WorkerSettings, runtime: Runtime) -> Job:

@@ -25,9 +25,6 @@ SNAPSHOT_FILE: Final = "config.snapshot.json"
 _NO_GPU_LEFT: Final = "No CUDA GPUs are available"
 """torch's words (torch/csrc/cuda/Module.cpp) for a working CUDA that has no device to show."""
 
-_GROUP_TIMEOUT: Final = timedelta(minutes=5)
-"""Longest wait for the others, at the start and in a collective; above the time of any save."""
-
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
@@ -117,8 +114,10 @@ def announce(runtime: Runtime) -> None:
         say(f"✅ Single {kind} Training: {runtime.device}")
 
 
-def start_group(runtime: Runtime) -> None:
+def start_group(runtime: Runtime, timeout_s: int) -> None:
     """Join the process group, where there are several processes: NCCL on GPUs, gloo on CPUs.
+
+    `timeout_s` is the longest wait for the others, here and in a collective.
 
     Raises:
         RuntimeError, ValueError, OSError: whatever torch says, after the banner that says so.
@@ -127,12 +126,13 @@ def start_group(runtime: Runtime) -> None:
         torch.cuda.set_device(runtime.device)
     if runtime.world_size == 1:
         return
+    timeout = timedelta(seconds=timeout_s)
     try:
         if runtime.device.type == "cuda":
             # With the device named, NCCL connects now, and a broken link shows here.
-            dist.init_process_group("nccl", timeout=_GROUP_TIMEOUT, device_id=runtime.device)
+            dist.init_process_group("nccl", timeout=timeout, device_id=runtime.device)
         else:
-            dist.init_process_group("gloo", timeout=_GROUP_TIMEOUT)
+            dist.init_process_group("gloo", timeout=timeout)
     except Exception as error:
         say(f"❌ Distributed training initialization failed: {error}")
         raise
@@ -177,13 +177,19 @@ def say_effective_configuration(
     say(f"effective configuration: {json.dumps(configuration)}")
 
 
+def wait_for_all(runtime: Runtime) -> None:
+    """Wait until every rank is here."""
+    if runtime.world_size > 1:
+        dist.barrier()
+
+
 def leave_group(runtime: Runtime) -> None:
     """Wait for every rank, then leave the group.
 
     The wait keeps a rank that is still saving from being killed because another one has ended.
     """
+    wait_for_all(runtime)
     if runtime.world_size > 1:
-        dist.barrier()
         dist.destroy_process_group()
 
 

@@ -29,8 +29,6 @@ __all__ = [
 STDLIB: Final = "stdlib"
 """Value of `data` that means: the source code of the running interpreter's standard library."""
 
-ANY_RANK: Final = "any"
-
 
 class LrSchedule(StrEnum):
     """How the learning rate falls from its peak, after the warm-up, to the final fraction."""
@@ -87,6 +85,8 @@ class WorkerSettings:
     `virtual_ranks` devices; one device alone does the work of all (CONTRACT, "The sums of a
     fallback"). `micro_batch` is samples per forward and backward. Exactly one of `max_steps` and
     `epochs` is set. `eval_steps` 0 means only at the end; `save_steps` 0 the same.
+    An evaluation saves its step first. `group_timeout_s` is the longest wait of a process for the
+    others: above the time of any save and evaluation, during which they wait for the first.
     """
 
     data: str = STDLIB
@@ -122,6 +122,7 @@ class WorkerSettings:
     eval_steps: CountOrZero = 0
     log_steps: Count = 10
     keep: Annotated[int, Range(1, 10**6)] = 3
+    group_timeout_s: Annotated[int, Range(1, 7 * 86400)] = 1800
     cpu_threads: Annotated[int, Range(1, 1024)] = 1
     faults: tuple[FaultSetting, ...] = ()
 

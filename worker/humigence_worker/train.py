@@ -7,6 +7,7 @@ python worker/train.py --config runs/NAME/config.snapshot.json --fallback_single
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import signal
@@ -22,7 +23,7 @@ import torch
 from humigence_supervise import contract
 from humigence_worker.checkpoint_folder import clear_asides
 from humigence_worker.ending import crashed, misconfigured
-from humigence_worker.evaluate import evaluate_checkpoint, evaluate_model, format_result
+from humigence_worker.evaluate import evaluate_checkpoint, format_result
 from humigence_worker.faults import FaultPlan
 from humigence_worker.gradients import Gradients, StepInputs
 from humigence_worker.job import Job, prepare, save, write_snapshot
@@ -35,6 +36,7 @@ from humigence_worker.runtime import (
     say,
     say_effective_configuration,
     start_group,
+    wait_for_all,
 )
 from humigence_worker.settings import WorkerConfigError, WorkerSettings, load_settings
 from humigence_worker.stopping import StopRequest, agree, exit_code
@@ -46,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: the target is reached and evaluated. 78: the configuration is wrong. 143, 130: stopped by
     SIGTERM, SIGINT, after a save. Any other failure ends the process with 1 after a traceback.
     """
+    _print_in_any_locale()
     stop = StopRequest()
     try:
         arguments = _arguments(argv)
@@ -68,7 +71,7 @@ def train(settings: WorkerSettings, runtime: Runtime, stop: StopRequest) -> int:
     torch.set_num_threads(settings.cpu_threads)
     announce(runtime)
     job = prepare(settings, runtime)
-    start_group(runtime)
+    start_group(runtime, settings.group_timeout_s)
     check_same_step(runtime, job.step)
     say_effective_configuration(runtime, job.plan, settings)
     if runtime.is_first:
@@ -84,7 +87,8 @@ def train(settings: WorkerSettings, runtime: Runtime, stop: StopRequest) -> int:
         return exit_code(stopped_by)
 
     if runtime.is_first:
-        _evaluate_at_end(job)
+        job.release()
+        _evaluate_saved(job)
     return contract.EXIT_COMPLETED
 
 
@@ -134,15 +138,19 @@ def _change_weights(job: Job, loss: float) -> None:
 
 
 def _evaluate_between(job: Job) -> None:
-    """Evaluate the model in training on the first rank; the others wait in the next step."""
-    job.progress.section("eval", job.step, job.epoch)
+    """Save the step and evaluate it on the first rank; no other is in a collective meanwhile."""
+    if job.saved_step != job.step:
+        save(job)
+    wait_for_all(job.runtime)
     if job.runtime.is_first:
-        result = evaluate_model(job.model, job.corpus, _eval_settings(job), job.runtime.device)
-        say(format_result(result, job.step))
+        _evaluate_saved(job)
+    else:
+        job.progress.section("eval", job.step, job.epoch)
+    wait_for_all(job.runtime)
 
 
-def _evaluate_at_end(job: Job) -> None:
-    """Evaluate what was saved, in a model built for nothing else; the other ranks are gone."""
+def _evaluate_saved(job: Job) -> None:
+    """Evaluate what was saved, in a model built for nothing else."""
     assert job.saved is not None
     job.progress.section("eval", job.step, job.epoch)
     result = evaluate_checkpoint(job.saved, job.corpus, _eval_settings(job), job.runtime.device)
@@ -178,6 +186,13 @@ def _log(job: Job, loss: float, samples_per_s: float) -> None:
 
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
+
+
+def _print_in_any_locale() -> None:
+    """Let output escape what the locale's encoding lacks, rather than end the training."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class _Arguments(argparse.ArgumentParser):
