@@ -72,7 +72,7 @@ class Effects:
         free_mib = self.free_mib()
         if free_mib is not None and free_mib < need_mib:
             reason = f"{folder} has {free_mib} MiB free, the next checkpoint needs {need_mib} MiB."
-            return NotPrepared(reason, need_mib=need_mib)
+            return NotPrepared(reason, need_mib=need_mib, free_mib=free_mib)
         try:
             plan = ladder.plan(
                 run.settings,
@@ -215,7 +215,14 @@ class Effects:
         if diagnosis.kind is Kind.HEALTHY:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
         room_mib = max(self._need_mib(), (evidence.disk_free_mib or 0) + 1)
-        return Diagnosed(diagnosis, last_step, self._checkpoint_step(), room_mib, facts)
+        return Diagnosed(
+            diagnosis,
+            last_step,
+            self._checkpoint_step(),
+            need_mib=room_mib,
+            free_mib=evidence.disk_free_mib,
+            facts=facts,
+        )
 
     def _checkpoint_step(self) -> int:
         """Return the newest step whose checkpoint looks whole; its digests are read on resume."""

@@ -271,10 +271,20 @@ def waits(state: State, context: Context, delay_s: float) -> Record:
     return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts)
 
 
-def waits_for_space(state: State, context: Context, reason: str, need_mib: int) -> Record:
+def waits_for_space(
+    state: State, context: Context, reason: str, need_mib: int, free_mib: int | None
+) -> Record:
     """The next attempt waits until there is room for a checkpoint."""
-    facts: Facts = {"need_mib": need_mib, "delay_s": None, "until_s": None}
-    message = f"{reason} Waiting until {need_mib} MiB are free."
+    missing = None if free_mib is None else max(0, need_mib - free_mib)
+    facts: Facts = {
+        "need_mib": need_mib,
+        "free_mib": free_mib,
+        "missing_mib": missing,
+        "delay_s": None,
+        "until_s": None,
+    }
+    known = "" if missing is None else f" {free_mib} MiB are free, {missing} MiB are missing."
+    message = f"{reason} Waiting until {need_mib} MiB are free.{known}"
     return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts, level=Level.WARNING)
 
 

@@ -53,6 +53,7 @@ class NotPrepared:
 
     reason: str
     need_mib: int | None = None
+    free_mib: int | None = None
     exit_code: int = contract.EXIT_CONFIG
 
 
@@ -119,6 +120,7 @@ class Diagnosed:
     last_step: int
     checkpoint_step: int
     need_mib: int
+    free_mib: int | None = None
     facts: Mapping[str, Json] = field(default_factory=dict)
 
 

@@ -113,7 +113,11 @@ def _ready(state: State, event: Happening, context: Context) -> Actions:
         case NotPrepared():
             if event.need_mib is not None:
                 return (
-                    Append(entries.waits_for_space(state, context, event.reason, event.need_mib)),
+                    Append(
+                        entries.waits_for_space(
+                            state, context, event.reason, event.need_mib, event.free_mib
+                        )
+                    ),
                 )
             return (Append(entries.not_prepared(event)),)
         case StopRequested():
@@ -306,7 +310,11 @@ def _go_on(state: State, event: Diagnosed, context: Context) -> Actions:
         case WaitForSpace():
             return (
                 made,
-                Append(entries.waits_for_space(after, context, decision.reason, decision.need_mib)),
+                Append(
+                    entries.waits_for_space(
+                        after, context, decision.reason, decision.need_mib, event.free_mib
+                    )
+                ),
             )
         case UseOlderCheckpoint():
             aside = QuarantineStep(decision.bad_step, event.diagnosis.reason)

@@ -305,7 +305,7 @@ def test_a_full_disk_is_waited_for(job: Job) -> None:
     )
     diagnosis, waiting = in_order(job.events(), Event.DIAGNOSIS_MADE, Event.BACKOFF_STARTED)
     assert diagnosis.facts["kind"] == "disk_full"
-    assert f"{waiting.facts['need_mib']} MiB" in waiting.message
+    assert f"{waiting.facts['missing_mib']} MiB are missing" in waiting.message
     assert (job.status()["state"], process.poll()) == ("waiting", None)
     supervisor = holder(job.run_dir)
     assert supervisor is not None
