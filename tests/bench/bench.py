@@ -9,9 +9,11 @@ Figures of a busy machine are figures of a busy machine: run it alone.
 # ruff: noqa: T201 - a benchmark prints
 
 import argparse
+import fcntl
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from jobs import PROGRAM, WARM_UP_STEPS, BenchError, ByHand, Supervised, first_b
 
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "build" / "bench"
+LOCK = ROOT / "build" / "bench.lock"
 RESULT = ROOT / "build" / "bench.json"
 MIB = 1024 * 1024
 RECOVERY_TIMEOUT_S = 90  # torchrun's own restarts can hang for longer than anyone waits
@@ -199,6 +202,17 @@ def show(result):
         print(f"{name:34} {text:14} {verdict}".rstrip())
 
 
+def measure(arguments):
+    """Run the measures that were asked for, show and write what they found."""
+    result = {"cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
+    for name in arguments.measures:
+        print(f"measuring {name} ...", file=sys.stderr)
+        result |= MEASURES[name](quick=arguments.quick)
+    show(result)
+    shutil.rmtree(ROOM, ignore_errors=True)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main():
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -208,13 +222,13 @@ def main():
     unknown = set(arguments.measures) - set(MEASURES)
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(MEASURES)}")
-    result = {"cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
-    for name in arguments.measures:
-        print(f"measuring {name} ...", file=sys.stderr)
-        result |= MEASURES[name](quick=arguments.quick)
-    show(result)
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    with LOCK.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parser.error("another bench runs in this tree; both would measure each other")
+        measure(arguments)
 
 
 if __name__ == "__main__":
