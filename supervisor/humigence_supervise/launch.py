@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 import signal
@@ -33,6 +32,7 @@ from humigence_supervise.contract import (
 from humigence_supervise.domain import LaunchPlan, ProcessId
 from humigence_supervise.durable import write_json
 from humigence_supervise.plan_file import public_plan
+from humigence_supervise.small_json import read_small_json
 from humigence_supervise.sweep import members, sweep
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "free_port",
     "lock_held",
     "members",
+    "planned_world_size",
     "read_exit",
     "start",
     "sweep",
@@ -52,6 +53,8 @@ START_S = 30.0
 """How long a keeper may take to be ready; it needs some 0.05 s."""
 CLEAR_S = 5.0
 """How long a keeper that did not get ready may take to end."""
+MAX_RANKS = 4096
+"""More ranks than one machine runs: a plan.json that says so is not believed."""
 KEEPER_PROGRAM = Path(__file__).with_name("keeper.py")
 RANK_ENTRY_PROGRAM = Path(__file__).with_name("rank_entry.py")
 """The doorway that a plan's argv names where the worker's own program would stand."""
@@ -152,6 +155,15 @@ def read_exit(attempt_dir: Path) -> ExitRecord | None:
     if record is None or not ExitRecord.__required_keys__.issubset(record):
         return None
     return cast("ExitRecord", record)
+
+
+def planned_world_size(attempt_dir: Path) -> int:
+    """Return how many ranks an attempt was planned with; 1 when its plan.json does not tell."""
+    match read_small_json(attempt_dir / PLAN_FILE):
+        case {"world_size": int(ranks)} if 1 <= ranks <= MAX_RANKS:
+            return ranks
+        case _:
+            return 1
 
 
 def free_port() -> int:
@@ -255,8 +267,5 @@ def _read_record(attempt_dir: Path) -> KeeperRecord | None:
 
 
 def _read_object(path: Path) -> dict[str, object] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
+    value = read_small_json(path)
     return value if isinstance(value, dict) else None

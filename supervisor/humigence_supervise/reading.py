@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import replace
@@ -17,12 +16,12 @@ from humigence_supervise.observe.logs import LogReader
 from humigence_supervise.observe.scan import Scan, Scanner
 from humigence_supervise.observe.traceback import status_of
 from humigence_supervise.printable import for_people
+from humigence_supervise.small_json import read_small_json
 
 STDIN: Final = "-"
 _ATTEMPT_FILES: Final = (PLAN_FILE, EXIT_FILE, LAUNCHER_LOG, RANKS_DIR)
 _LOG_SUFFIXES: Final = (".log", ".out", ".err", ".txt", ".stderr", ".stdout")
 _FILES_MAX: Final = 200
-_PLAN_BYTES: Final = 1 << 20
 _RANKS_MAX: Final = 4096
 
 
@@ -106,11 +105,7 @@ def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            plan = json.loads(stream.read(_PLAN_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
+    plan = read_small_json(path)
     return plan if isinstance(plan, dict) else {}
 
 

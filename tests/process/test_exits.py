@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from support import FAST_PYTHON, RANK_ENTRY, eventually
@@ -78,9 +79,23 @@ def enter(attempt_dir, rank, pid, ticks=None):
     return folder
 
 
-def readable(watch, within_s=20.0):
+def readable(watch, within_s=60.0):
     """Wait until ranks have ended; return their descriptors."""
     return select.select(watch.fds, [], [], within_s)[0]
+
+
+def watched_pids(watch):
+    """Return the pids behind a watch's descriptors, sorted, as the kernel tells them."""
+    pids = []
+    for pidfd in watch.fds:
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+        pids += [int(line.split()[1]) for line in lines if line.startswith("Pid:")]
+    return sorted(pids)
+
+
+def open_descriptors():
+    """Return how many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 @pytest.mark.parametrize(
@@ -124,15 +139,16 @@ def test_ranks_are_found_as_they_appear(tmp_path, family):
     whole = (folder / contract.RANK_PROCESS_FILE).read_text()
     (folder / contract.RANK_PROCESS_FILE).write_text(whole[:20])
     watch.discover()
-    assert watch.running == {}
+    assert watch.fds == ()
+    assert "rank 1 cannot be watched" in watch.unread[0]
     (folder / contract.RANK_PROCESS_FILE).write_text(whole)
     watch.discover()
-    assert watch.running == {1: ProcessId(ranks.pids[1], proc.start_ticks(ranks.pids[1]))}
+    assert watched_pids(watch) == [ranks.pids[1]]
+    assert watch.unread == ()
     enter(tmp_path, 0, ranks.pids[0])
     watch.discover()
     watch.discover()
-    assert sorted(watch.running) == [0, 1]
-    assert len(watch.fds) == 2
+    assert watched_pids(watch) == sorted(ranks.pids)
     watch.close()
     assert proc.start_ticks(ranks.pids[0]) is not None
 
@@ -148,9 +164,63 @@ def test_the_right_rank_ends(tmp_path, family):
     assert watch.exits(readable(watch)) == (
         RankExit(1, ranks.pids[1], ExitStatus(signal=signal.SIGSEGV)),
     )
-    assert list(watch.running) == [0]
+    assert watched_pids(watch) == [ranks.pids[0]]
     assert readable(watch, within_s=0) == []
     watch.close()
+
+
+def test_a_dead_rank_leaves_no_descriptor(tmp_path, family):
+    """Rank after rank ends, or was gone before it was found: nothing stays open."""
+    before = open_descriptors()
+    for number in range(3):
+        ranks = family(WAIT)
+        with_parent = open_descriptors()
+        enter(tmp_path / str(number), 0, ranks.pids[0])
+        enter(tmp_path / str(number), 1, ranks.pids[0], ticks=1)
+        watch = RankWatch(tmp_path / str(number), 2)
+        watch.discover()
+        assert open_descriptors() == with_parent + 1
+        os.kill(ranks.pids[0], signal.SIGKILL)
+        watch.exits(readable(watch))
+        assert open_descriptors() == with_parent
+        ranks.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"pid": 10**30, "start_ticks": 1},
+        {"pid": -1, "start_ticks": 1},
+        {"pid": 1e400, "start_ticks": 1},
+        {"pid": 1},
+        [],
+    ],
+)
+def test_a_process_file_that_names_nobody(tmp_path, said):
+    """Numbers no process can have, or none at all, are told and end nobody's watch."""
+    folder = tmp_path / contract.RANKS_DIR / "0"
+    folder.mkdir(parents=True)
+    (folder / contract.RANK_PROCESS_FILE).write_text(json.dumps(said))
+    watch = RankWatch(tmp_path, 1)
+    assert watch.discover() == ()
+    assert "names no process" in watch.unread[0]
+
+
+def test_fifos_in_place_of_a_ranks_files(tmp_path, family):
+    """A pipe for process.json is unread; one for error.json means that there is no message."""
+    ranks = family(WAIT)
+    folder = enter(tmp_path, 0, ranks.pids[0])
+    strange = tmp_path / contract.RANKS_DIR / "1"
+    strange.mkdir()
+    os.mkfifo(strange / contract.RANK_PROCESS_FILE)
+    os.mkfifo(folder / contract.RANK_ERROR_FILE)
+    watch = RankWatch(tmp_path, 2)
+    watch.discover()
+    assert "not a regular file" in watch.unread[0]
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    (ended,) = watch.exits(readable(watch))
+    assert (ended.error, ended.status.signal) == ("", signal.SIGKILL)
 
 
 def test_reused_pid_is_not_watched(tmp_path, family):
@@ -212,8 +282,8 @@ def test_doorway_and_watch_agree(run):
     (run.dir / "rank.py").write_text(WAIT)
     kept = run.start(*FAST_PYTHON, str(RANK_ENTRY), "rank.py", env={"RANK": "0", "LOCAL_RANK": "0"})
     watch = RankWatch(run.attempt_dir(), 1)
-    eventually(lambda: watch.discover() or watch.running, "the rank")
-    os.kill(watch.running[0].pid, signal.SIGBUS)
+    eventually(lambda: watch.discover() or watch.fds, "the rank")
+    os.kill(watched_pids(watch)[0], signal.SIGBUS)
     (ended,) = watch.exits(readable(watch))
     assert ended.status.signal == signal.SIGBUS or kernel() < (6, 15)
     assert run.ended(kept)["launcher"]["signal"] == signal.SIGBUS

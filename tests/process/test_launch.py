@@ -327,6 +327,32 @@ def test_free_port_can_be_bound():
             listener.bind(("127.0.0.1", launch.free_port()))
 
 
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ('{"world_size": 4}', 4),
+        ('{"world_size": 0}', 1),
+        ('{"world_size": 1000000000}', 1),
+        ('{"world_size": "4"}', 1),
+        ("[" * 100_000, 1),
+        (None, 1),
+    ],
+)
+def test_planned_world_size(tmp_path, plan, ranks):
+    """The ranks stand in plan.json; where it tells no number to be believed there is one."""
+    if plan is not None:
+        (tmp_path / contract.PLAN_FILE).write_text(plan)
+    assert launch.planned_world_size(tmp_path) == ranks
+
+
+def test_fifos_in_place_of_records_hold_nobody(tmp_path):
+    """Pipes for plan.json and exit.json are records that are not there."""
+    for name in (contract.PLAN_FILE, contract.EXIT_FILE):
+        os.mkfifo(tmp_path / name)
+    assert launch.planned_world_size(tmp_path) == 1
+    assert launch.read_exit(tmp_path) is None
+
+
 def test_read_exit_of_nothing(tmp_path):
     """No exit.json, half of one, another kind of JSON: no answer rather than a wrong one."""
     assert launch.read_exit(tmp_path) is None

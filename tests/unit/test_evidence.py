@@ -145,6 +145,17 @@ def test_what_cannot_be_read_is_said(tmp_path):
     assert "launcher.log" in unread
 
 
+def test_a_fifo_among_the_records_holds_nobody(tmp_path):
+    """Pipes in the place of records are unread, and the logs are read all the same."""
+    for name in ("exit.json", "ranks/0/error.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    write(tmp_path, "ranks/1/stderr.log", OOM)
+    found = gathered(tmp_path)
+    assert {unread.split(":")[0] for unread in found.unread} == {"exit.json", "ranks/0/error.json"}
+    assert [hit.rank for hit in found.hits] == [1]
+
+
 def test_bounded_whatever_the_size(tmp_path):
     """Logs of a hundred megabytes are read in seconds, their ends included, and the gap said."""
     line = b"step 1 | loss 0.5 | error rate 0.1\n"

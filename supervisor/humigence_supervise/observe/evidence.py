@@ -6,7 +6,6 @@ could not be read is named in `Evidence.unread`: it is unknown, not absent.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,9 +18,9 @@ from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, RANK_ERROR_FIL
 from humigence_supervise.domain import Accelerator, Evidence, ExitStatus, Hit, RankExit, Role
 from humigence_supervise.observe.logs import Block, LogReader, OpenLog
 from humigence_supervise.observe.scan import Scan, Scanner
+from humigence_supervise.small_json import load_small_json
 
 _BYTES_IN_ALL: Final = 24 << 20
-_SMALL_FILE_BYTES: Final = 1 << 20
 
 
 def gather(
@@ -117,14 +116,13 @@ def _rank_numbers(folder: Path, world_size: int | None, unread: list[str]) -> li
 def _read_json(path: Path, name: str, unread: list[str]) -> dict[str, Any]:
     """Return a small JSON object; {} when it is not there or cannot be read."""
     try:
-        with path.open("rb") as stream:
-            value = json.loads(stream.read(_SMALL_FILE_BYTES))
+        value = load_small_json(path)
     except FileNotFoundError:
         return {}
     except OSError as error:
         unread.append(f"{name}: {error.strerror}")
         return {}
-    except (ValueError, RecursionError):
+    except ValueError:
         unread.append(f"{name}: not readable as JSON")
         return {}
     return value if isinstance(value, dict) else {}
@@ -141,7 +139,8 @@ def _read_exits(path: Path, unread: list[str]) -> tuple[ExitStatus | None, dict[
     entries = record.get("reaped")
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and isinstance(rank := entry.get("rank"), int):
-            reaped[rank] = RankExit(rank, int(entry.get("pid") or 0), _status(entry))
+            pid = entry.get("pid")
+            reaped[rank] = RankExit(rank, pid if isinstance(pid, int) else 0, _status(entry))
     return status, reaped
 
 

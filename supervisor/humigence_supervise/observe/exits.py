@@ -8,7 +8,6 @@ user may. Once it was reaped, kernels from 6.15 on still tell through the pidfd.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import struct
 from collections.abc import Iterable
@@ -18,8 +17,10 @@ from pathlib import Path
 from humigence_supervise import proc
 from humigence_supervise.contract import RANK_ERROR_FILE, RANK_PROCESS_FILE, RANKS_DIR
 from humigence_supervise.domain import ExitStatus, ProcessId, RankExit
+from humigence_supervise.small_json import load_small_json, read_small_json
 
-ERROR_FILE_BYTES = 1 << 20
+MAX_PID = 1 << 30
+MAX_TICKS = 1 << 63
 # linux/pidfd.h: struct pidfd_info as of 6.13 (mask, cgroup, eleven ids, exit code), its ioctl,
 # and the bit of the mask that asks for, and then vouches for, the exit code.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -38,6 +39,7 @@ class RankWatch:
 
     The loop calls `discover` now and then, waits on `fds`, and hands the readable ones to
     `exits`. A rank that was gone when it was found is an exit with an unknown status.
+    `unread` is which ranks the last `discover` could not look for, and why; () is all well.
     """
 
     def __init__(self, attempt_dir: Path, world_size: int) -> None:
@@ -45,33 +47,36 @@ class RankWatch:
         self._folders = {rank: attempt_dir / RANKS_DIR / str(rank) for rank in range(world_size)}
         self._awaited = set(self._folders)
         self._watched: dict[int, _Watched] = {}
+        self.unread: tuple[str, ...] = ()
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The pidfds of the ranks that are running; each is readable once its rank has ended."""
         return tuple(self._watched)
 
-    @property
-    def running(self) -> dict[int, ProcessId]:
-        """The ranks that were found and have not been returned by `exits` or `discover`."""
-        return {watched.rank: watched.process for watched in self._watched.values()}
-
     def discover(self) -> tuple[RankExit, ...]:
         """Look for ranks that have started; return those that had already gone by now.
 
-        Raises OSError when descriptors are exhausted; call again later.
+        Never raises OSError: a rank that cannot be looked at is looked for again, see `unread`.
         """
         gone = []
+        unread = []
         for rank in sorted(self._awaited):
-            process = _read_process(self._folders[rank])
-            if process is None:
+            try:
+                process = _read_process(self._folders[rank])
+                pidfd = proc.open_pidfd(process)
+            except FileNotFoundError:
                 continue
-            pidfd = proc.open_pidfd(process)
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                unread.append(f"rank {rank} cannot be watched: {RANK_PROCESS_FILE}: {why}")
+                continue
             self._awaited.discard(rank)
             if pidfd is None:
                 gone.append(self._exit(_Watched(rank, process), ExitStatus()))
             else:
                 self._watched[pidfd] = _Watched(rank, process)
+        self.unread = tuple(unread)
         return tuple(gone)
 
     def exits(self, readable: Iterable[int]) -> tuple[RankExit, ...]:
@@ -96,16 +101,22 @@ class RankWatch:
         return RankExit(watched.rank, watched.process.pid, status, message)
 
 
-def _read_process(folder: Path) -> ProcessId | None:
-    try:
-        said = json.loads((folder / RANK_PROCESS_FILE).read_bytes())
-        return ProcessId(int(said["pid"]), int(said["start_ticks"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _read_process(folder: Path) -> ProcessId:
+    """Return who a rank said it is; raises OSError or ValueError."""
+    match load_small_json(folder / RANK_PROCESS_FILE):
+        case {"pid": int(pid), "start_ticks": int(ticks)} if (
+            0 < pid < MAX_PID and 0 <= ticks < MAX_TICKS
+        ):
+            return ProcessId(pid, ticks)
+        case _:
+            raise ValueError("it names no process")
 
 
 def _status(pidfd: int, process: ProcessId) -> ExitStatus:
-    found = proc.stat(process.pid)
+    try:
+        found = proc.stat(process.pid)
+    except OSError:  # no descriptors: the pidfd may still tell, else it stays unknown
+        found = None
     if found is not None and found.dead and found.start_ticks == process.start_ticks:
         return _decoded(found.exit_status)
     return _decoded(_status_after_reaping(pidfd))
@@ -129,9 +140,8 @@ def _decoded(wait_status: int | None) -> ExitStatus:
 
 def _read_error(path: Path) -> str:
     """Return the message of a torchelastic error file, "" where there is none."""
-    try:
-        with path.open("rb") as stream:
-            said = json.loads(stream.read(ERROR_FILE_BYTES))["message"]
-        return str(said["message"] if isinstance(said, dict) else said)
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    match read_small_json(path):
+        case {"message": {"message": message}} | {"message": message}:
+            return str(message)
+        case _:
+            return ""
