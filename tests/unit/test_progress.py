@@ -3,6 +3,7 @@ import math
 import os
 import random
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from humigence_supervise.domain import Progress, Section
 from humigence_supervise.observe.progress import (
     MAX_LINE_BYTES,
+    POLL_BYTES,
     ProgressTail,
     parse_line,
-    read_all,
     stream,
 )
 
@@ -36,7 +37,7 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def steps(found: tuple[Progress, ...]) -> list[tuple[int, int]]:
+def steps(found: Iterable[Progress]) -> list[tuple[int, int]]:
     """Return (rank, step) of what was found."""
     return [(one.rank, one.step) for one in found]
 
@@ -261,12 +262,34 @@ def test_nothing_new_opens_no_file(tmp_path):
     assert len(opened) == 1
 
 
-def test_read_all_returns_every_rank(tmp_path):
+def test_stream_returns_every_rank(tmp_path):
     """For the ledger everything is read, by rank, without the unfinished line."""
     append(tmp_path / "0.jsonl", b"".join(map(line, range(1, 2001))) + b'{"half')
     append(tmp_path / "10.jsonl", line(1) + b"garbage\n" + line(2))
-    found = read_all(tmp_path)
-    assert {rank: len(lines) for rank, lines in found.items()} == {0: 2000, 10: 2}
-    assert [one.step for one in found[0]] == list(range(1, 2001))
-    assert list(stream(tmp_path)) == [*found[0], *found[10]]
-    assert read_all(tmp_path / "none") == {}
+    expected = [*((0, step) for step in range(1, 2001)), (10, 1), (10, 2)]
+    assert steps(stream(tmp_path)) == expected
+    assert list(stream(tmp_path / "none")) == []
+
+
+def test_drain_reads_to_the_end_what_a_poll_leaves(tmp_path):
+    """A file longer than a poll's bite is read whole, once, and polls go on behind it."""
+    append(tmp_path / "0.jsonl", b"".join(map(line, range(1, 12_001))))
+    append(tmp_path / "1.jsonl", line(1))
+    assert (tmp_path / "0.jsonl").stat().st_size > 2 * POLL_BYTES
+    tail = ProgressTail(tmp_path)
+    polled = steps(tail.poll())
+    assert (0, 12_000) not in polled
+    drained = steps(tail.drain())
+    assert sorted(polled + drained) == [*((0, step) for step in range(1, 12_001)), (1, 1)]
+    assert tail.poll() == ()
+    append(tmp_path / "0.jsonl", line(12_001))
+    assert steps(tail.poll()) == [(0, 12_001)]
+
+
+def test_drain_says_what_it_could_not_read(tmp_path):
+    """A file that leads to itself is named, and the other rank is drained."""
+    (tmp_path / "0.jsonl").symlink_to("0.jsonl")
+    append(tmp_path / "1.jsonl", line(1))
+    tail = ProgressTail(tmp_path)
+    assert steps(tail.drain()) == [(1, 1)]
+    assert "0.jsonl" in tail.unread

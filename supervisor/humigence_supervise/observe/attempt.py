@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from collections.abc import Iterable
 from pathlib import Path
 
 from humigence_supervise import contract
@@ -27,7 +28,11 @@ SIGNATURES_MAX = 20
 
 
 class AttemptWatch:
-    """The eyes on one attempt. `poll` is cheap where nothing changed and never blocks."""
+    """The eyes on one attempt. `poll` is cheap where nothing changed and never blocks.
+
+    Nothing that a worker leaves lying about stops them: what the last poll could not read stands
+    in `unread`, one sentence each, and the rest was read all the same.
+    """
 
     def __init__(
         self, attempt_dir: Path, world_size: int, checkpoint_dir: Path, catalogue: Catalogue
@@ -47,22 +52,39 @@ class AttemptWatch:
         self.first_dead: int | None = None
         self.last_progress: Progress | None = None
         self.target_step: int | None = None
+        self.unread: tuple[str, ...] = ()
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what becomes readable when a rank ends."""
         return self._ranks.fds
 
     def poll(self) -> list[Happening]:
-        """Return what happened since the last poll."""
-        return [*self._progressed(), *self._saved(), *self._spoke(), *self._died()]
+        """Return what happened since the last poll; never raises OSError, see `unread`."""
+        unread: list[str] = []
+        happenings = [
+            *self._progressed(self._progress.poll(), unread),
+            *self._saved(unread),
+            *self._spoke(unread),
+            *self._died(unread),
+        ]
+        self.unread = tuple(unread)
+        return happenings
+
+    def drain(self) -> list[Happening]:
+        """Read the progress to where it ends now, however much there is; never raises OSError."""
+        unread: list[str] = []
+        happenings = self._progressed(self._progress.drain(), unread)
+        self.unread = tuple(dict.fromkeys((*self.unread, *unread)))
+        return happenings
 
     def close(self) -> None:
         """Let go of the pidfds."""
         self._ranks.close()
 
-    def _died(self) -> list[Happening]:
+    def _died(self, unread: list[str]) -> list[Happening]:
         happenings: list[Happening] = []
         gone = self._ranks.discover()
+        unread += self._ranks.unread
         readable = select.select(self._ranks.fds, [], [], 0)[0]
         for exit_ in (*gone, *self._ranks.exits(readable)):
             self.exits[exit_.rank] = exit_
@@ -71,24 +93,27 @@ class AttemptWatch:
             happenings.append(RankDied(exit_))
         return happenings
 
-    def _progressed(self) -> list[Happening]:
+    def _progressed(self, lines: Iterable[Progress], unread: list[str]) -> list[Happening]:
         newest = self.last_progress
-        for progress in self._progress.poll():
+        for progress in lines:
             if progress.target_step is not None:
                 self.target_step = progress.target_step
             if progress.section in (Section.INIT, Section.TRAIN) and (
                 newest is None or progress.step >= newest.step
             ):
                 newest = progress
+        if self._progress.unread:
+            unread.append(self._progress.unread)
         if newest is self.last_progress or newest is None:
             return []
         self.last_progress = newest
         return [ProgressMade(newest)]
 
-    def _saved(self) -> list[Happening]:
+    def _saved(self, unread: list[str]) -> list[Happening]:
         try:
             newest = candidates(self._checkpoint_dir)[:1]
-        except OSError:
+        except OSError as error:
+            unread.append(f"{self._checkpoint_dir} could not be listed ({error.strerror})")
             return []
         for candidate in newest:
             if candidate.step > self._seen_checkpoint:
@@ -98,10 +123,15 @@ class AttemptWatch:
                     return [CheckpointSeen(verdict.checkpoint)]
         return []
 
-    def _spoke(self) -> list[Happening]:
+    def _spoke(self, unread: list[str]) -> list[Happening]:
         happenings: list[Happening] = []
         for rank, tail in self._tails:
-            for line in tail.poll():
+            try:
+                lines = tail.poll()
+            except OSError as error:
+                unread.append(f"the log of rank {rank} could not be read ({error.strerror})")
+                continue
+            for line in lines:
                 row = self._catalogue.match(line.text)
                 if row is None or row.role is not Role.ROOT:
                     continue

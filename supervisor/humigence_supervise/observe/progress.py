@@ -97,6 +97,20 @@ class RankReader:
             self._held, self._overlong = b"", True
         return found
 
+    def drain(self) -> Iterator[Progress]:
+        """Yield the progress up to where the file ends now.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        waiting = self.file.waiting_bytes()
+        end = self.file.offset + waiting
+        while self.file.offset < end:
+            before = self.file.offset
+            yield from self.read(READ_BYTES)
+            if self.file.offset <= before:
+                break
+
     def _parse(self, line: bytes) -> Progress | None:
         overlong, self._overlong = self._overlong, False
         if not overlong and not line.strip():
@@ -149,6 +163,20 @@ class ProgressTail:
             most_bytes -= max(reader.file.offset - before, 0)
         return tuple(found)
 
+    def drain(self) -> Iterator[Progress]:
+        """Yield everything that the files hold by now and no poll returned yet.
+
+        Never raises OSError; see `unread`.
+        """
+        self.unread = ""
+        self._find_files()
+        for rank in sorted(self._readers):
+            reader = self._readers[rank]
+            try:
+                yield from reader.drain()
+            except OSError as error:
+                self.unread = f"{reader.file.path} could not be read ({error.strerror})"
+
     def _find_files(self) -> None:
         try:
             files = rank_files(self.progress_dir)
@@ -176,25 +204,7 @@ def stream(progress_dir: Path) -> Iterator[Progress]:
         OSError: a file or the folder cannot be read.
     """
     for rank, path in rank_files(progress_dir).items():
-        reader = RankReader(rank, GrowingFile(path))
-        end = reader.file.waiting_bytes()
-        while reader.file.offset < end:
-            before = reader.file.offset
-            yield from reader.read(READ_BYTES)
-            if reader.file.offset <= before:
-                break
-
-
-def read_all(progress_dir: Path) -> dict[int, tuple[Progress, ...]]:
-    """Return the progress of every rank of an attempt, by rank, as `stream` reads it.
-
-    Raises:
-        OSError: a file or the folder cannot be read.
-    """
-    found: dict[int, list[Progress]] = {rank: [] for rank in rank_files(progress_dir)}
-    for progress in stream(progress_dir):
-        found.setdefault(progress.rank, []).append(progress)
-    return {rank: tuple(lines) for rank, lines in found.items()}
+        yield from RankReader(rank, GrowingFile(path)).drain()
 
 
 def _is_rank(stem: str) -> bool:
