@@ -9,10 +9,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
+import time
 from pathlib import Path
 
 from humigence_supervise import contract, proc
 from humigence_supervise.domain import ProcessId
+from humigence_supervise.small_json import read_small_json
+
+TAKE_S = 1.0
+"""How long the lock is tried for: whoever only looks who holds it holds it for a moment too."""
+RETRY_S = 0.01
 
 
 class RunHeldError(RuntimeError):
@@ -42,7 +49,7 @@ class RunLock:
         path = run_dir / contract.SUPERVISOR_LOCK
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(self._descriptor)
         except BlockingIOError as busy:
             os.close(self._descriptor)
             raise RunHeldError(run_dir, _hint(path)) from busy
@@ -74,9 +81,23 @@ def holder(run_dir: Path) -> ProcessId | None:
     return None
 
 
+def _take(descriptor: int) -> None:
+    """Lock an open file for this process alone. Raises BlockingIOError when it stays held."""
+    deadline = time.monotonic() + TAKE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            select.select([], [], [], RETRY_S)
+        else:
+            return
+
+
 def _hint(path: Path) -> ProcessId | None:
-    try:
-        hint = json.loads(path.read_text(encoding="utf-8"))
-        return ProcessId(int(hint["pid"]), int(hint["start_ticks"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    match read_small_json(path):
+        case {"pid": int(pid), "start_ticks": int(ticks)}:
+            return ProcessId(pid, ticks)
+        case _:
+            return None
