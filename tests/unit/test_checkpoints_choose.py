@@ -12,6 +12,7 @@ from humigence_supervise.checkpoints.choose import (
     free_mib,
     needed_mib,
     newest_good,
+    owner,
     quarantine,
 )
 from humigence_supervise.checkpoints.verdict import Standing
@@ -108,24 +109,34 @@ def test_the_newest_good_one_is_chosen_and_torn_ones_are_named(tmp_path):
     assert choice.folder_read
 
 
-def test_below_step_leaves_out_that_step_and_newer_ones(tmp_path):
-    """An older checkpoint can be asked for."""
-    for step in (10, 20, 30):
-        write_checkpoint(tmp_path, step)
-    choice = newest_good(tmp_path, run=RUN, below_step=30)
-    assert choice.checkpoint is not None
-    assert choice.checkpoint.step == 20
-    assert choice.refused == ()
-    assert newest_good(tmp_path, run=RUN, below_step=10).checkpoint is None
-
-
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    """The run's own older checkpoint is taken before a newer one of another run."""
+    """It is foreign and not damaged, so nobody moves it away; the reason names both runs."""
     write_checkpoint(tmp_path, 10)
     choice = newest_good(tmp_path, run="other")
     assert choice.checkpoint is None
+    assert choice.refused[0].standing is Standing.FOREIGN
     assert "demo" in choice.refused[0].reason
+    assert "other" in choice.refused[0].reason
     assert newest_good(tmp_path, run=None).checkpoint is not None
+
+
+def test_the_owner_is_told_without_reading_the_weights(tmp_path):
+    """The newest whole checkpoint names the run; its digests are for whoever resumes."""
+    assert owner(tmp_path / "none") is None
+    write_checkpoint(tmp_path, 10)
+    (write_checkpoint(tmp_path, 20) / "model").write_bytes(b"\1" * 100)
+    change_run(tmp_path / checkpoint_name(20), "newer")
+    assert owner(tmp_path) == "newer"
+    (tmp_path / checkpoint_name(20) / "model").unlink()
+    assert owner(tmp_path) == RUN
+    (tmp_path / "loop").symlink_to("loop")
+    assert owner(tmp_path / "loop") is None
+
+
+def change_run(path: Path, run: str) -> None:
+    """Write another run into a manifest."""
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"run": run}))
 
 
 def test_no_checkpoint_is_said_in_a_sentence(tmp_path):
@@ -205,6 +216,37 @@ def test_quarantine_of_a_link_moves_the_link(tmp_path):
     place = quarantine(link, "damaged")
     assert (place / link.name).is_symlink()
     assert (target / "model").exists()
+
+
+@pytest.mark.parametrize("target", ["nowhere", checkpoint_name(30)], ids=["dangling", "loop"])
+def test_quarantine_of_a_link_that_leads_nowhere(tmp_path, target):
+    """A link that cannot be followed is moved like any other thing of that name."""
+    link = tmp_path / checkpoint_name(30)
+    link.symlink_to(target)
+    place = quarantine(link, "damaged")
+    assert (place / link.name).readlink() == Path(target)
+    assert not os.path.lexists(link)
+
+
+def test_quarantine_of_nothing_shelves_nothing(tmp_path):
+    """What has gone meanwhile is an error, and no empty place is made for it."""
+    with pytest.raises(FileNotFoundError):
+        quarantine(tmp_path / checkpoint_name(30), "damaged")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quarantine_is_durable(tmp_path, monkeypatch):
+    """Every folder whose names changed is synced, after the move."""
+    synced = []
+    path = write_checkpoint(tmp_path, 30)
+
+    def fsync(descriptor, really=os.fsync):
+        synced.append((str(Path(f"/proc/self/fd/{descriptor}").readlink()), path.exists()))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    place = quarantine(path, "damaged")
+    assert {(str(folder), False) for folder in (place, place.parent, tmp_path)} <= set(synced)
 
 
 def test_quarantine_that_cannot_move_leaves_it_where_it_is(tmp_path):

@@ -156,7 +156,7 @@ def test_the_step_in_the_name_must_be_the_step_in_the_manifest(tmp_path):
 def test_a_checkpoint_of_another_run_is_refused_only_when_a_run_is_asked_for(checkpoint):
     """The run's id is compared when it is given."""
     verdict = verify(checkpoint, run="other")
-    assert verdict.standing is Standing.DAMAGED
+    assert verdict.standing is Standing.FOREIGN
     assert RUN in verdict.reason
     assert verify(checkpoint, run=None).good
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,11 +61,10 @@ def candidates(checkpoint_dir: Path) -> tuple[Candidate, ...]:
     return tuple(sorted(filter(None, found), key=lambda one: one.step, reverse=True))
 
 
-def newest_good(checkpoint_dir: Path, *, run: str | None, below_step: int | None = None) -> Choice:
+def newest_good(checkpoint_dir: Path, *, run: str | None) -> Choice:
     """Verify the candidates, newest first, and return the first good one.
 
-    `run` as in `verify`. `below_step` leaves out every candidate of that step and above. Never
-    raises OSError.
+    `run` as in `verify`. Never raises OSError.
     """
     try:
         found = candidates(checkpoint_dir)
@@ -74,35 +74,42 @@ def newest_good(checkpoint_dir: Path, *, run: str | None, below_step: int | None
         return Choice(None, folder_read=False, note=note)
     refused: list[Refusal] = []
     for candidate in found:
-        if below_step is not None and candidate.step >= below_step:
-            continue
         verdict = verify(candidate.path, run=run)
         if verdict.checkpoint is not None:
             note = f"Step {candidate.step} is the newest good checkpoint."
             return Choice(verdict.checkpoint, tuple(refused), note=note)
         refused.append(Refusal(candidate.path, candidate.step, verdict.standing, verdict.reason))
-    return Choice(None, tuple(refused), note=_none_note(checkpoint_dir, refused, below_step))
+    return Choice(None, tuple(refused), note=_none_note(checkpoint_dir, refused))
 
 
 def owner(checkpoint_dir: Path) -> str | None:
-    """Return the run that the newest good checkpoint belongs to; None where there is none.
+    """Return the run that the newest whole checkpoint belongs to; None where there is none.
 
-    A run that begins where the worker was used by hand goes on under the id found there.
+    A run that begins where the worker was used by hand goes on under the id found there. Sizes
+    are compared and no digests: whoever resumes reads every byte. Never raises OSError.
     """
-    newest = newest_good(checkpoint_dir, run=None).checkpoint
-    return None if newest is None else manifest.run_of(newest.path)
+    try:
+        found = candidates(checkpoint_dir)
+    except OSError:
+        return None
+    whole = (one.path for one in found if verify(one.path, digests=False).good)
+    newest = next(whole, None)
+    return None if newest is None else manifest.run_of(newest)
 
 
 def quarantine(path: Path, reason: str) -> Path:
     """Move a damaged checkpoint out of the way and return the folder that now holds it.
 
     ``step-00000120`` becomes ``quarantine/step-00000120-1/step-00000120`` beside a REASON.txt,
-    in the same checkpoint folder. Nothing is deleted and nothing overwritten.
+    in the same checkpoint folder. Nothing is deleted and nothing overwritten. Of a link the link
+    is moved, wherever it leads.
 
     Raises:
         OSError: it could not be moved (then it is where it was), or the disk does not say that
             the move is durable.
     """
+    if not os.path.lexists(path):  # else a reason for nothing would be shelved
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     shelf = path.parent / QUARANTINE_DIR
     shelf.mkdir(exist_ok=True)
     place = _new_folder(shelf, path.name)
@@ -141,13 +148,12 @@ def free_mib(path: Path) -> int | None:
     return None
 
 
-def _none_note(folder: Path, refused: list[Refusal], below_step: int | None) -> str:
-    below = "" if below_step is None else f" below step {below_step}"
+def _none_note(folder: Path, refused: list[Refusal]) -> str:
     if refused:
-        return f"None of the {len(refused)} checkpoints{below} in {folder} is good."
+        return f"None of the {len(refused)} checkpoints in {folder} is good."
     if not folder.exists():
         return f"The checkpoint folder {folder} does not exist, so there is no checkpoint."
-    return f"There is no checkpoint{below} in {folder}."
+    return f"There is no checkpoint in {folder}."
 
 
 def _new_folder(shelf: Path, name: str) -> Path:

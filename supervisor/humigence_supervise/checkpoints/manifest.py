@@ -54,7 +54,10 @@ def verify(path: Path, step: int, *, digests: bool, run: str | None) -> Verdict:
         return _unopened(path, error)
     try:
         contents = _read_manifest(folder)
-        _check_identity(contents, step, run)
+        _check_step(contents, step)
+        if run is not None and contents.run != run:
+            reason = f"{path.name}: it belongs to the run {contents.run!r:.80}, not to {run!r}."
+            return Verdict(Standing.FOREIGN, reason)
         for entry in contents.files:
             _check_file(folder, entry, digests=digests)
     except _DamagedError as damage:
@@ -123,11 +126,9 @@ def _stays_inside(path: str) -> bool:
     return printable and all(part not in {"", ".", ".."} for part in parts)
 
 
-def _check_identity(contents: Contents, step: int, run: str | None) -> None:
+def _check_step(contents: Contents, step: int) -> None:
     if contents.step != step:
         raise _DamagedError(f"its name says step {step}, its manifest step {contents.step}")
-    if run is not None and contents.run != run:
-        raise _DamagedError(f"it belongs to the run {contents.run!r:.80}, not to {run!r}")
 
 
 def _read_manifest(folder: int) -> Contents:

@@ -11,12 +11,14 @@ from humigence_supervise.domain import Checkpoint
 class Standing(StrEnum):
     """How a checkpoint stands. Only DAMAGED ones may be quarantined.
 
-    MISSING: it went away (a worker removes its old ones). UNKNOWN: it could not be read, which
-    says something about the disk or the permissions and nothing about the checkpoint.
+    FOREIGN: it belongs to another run, to which it may be worth everything. MISSING: it went away
+    (a worker removes its old ones). UNKNOWN: it could not be read, which says something about the
+    disk or the permissions and nothing about the checkpoint.
     """
 
     GOOD = "good"
     DAMAGED = "damaged"
+    FOREIGN = "foreign"
     MISSING = "missing"
     UNKNOWN = "unknown"
 
