@@ -34,7 +34,7 @@ sys.exit(1 if any([rank.wait() for rank in ranks]) else 0)
 """A launcher with torchrun's habits: each rank in its own session, SIGTERM handed on, exit 1."""
 
 
-def eventually(fact, what: str, within_s=20.0):
+def eventually(fact, what: str, within_s=60.0):
     """Return the first true value of `fact`; fail naming `what` when it stays false."""
     deadline = time.monotonic() + within_s
     while not (value := fact()):
@@ -123,7 +123,7 @@ class Run:
             LAUNCH_TWO_RANKS, str(RANK_ENTRY), str(script), world_size=2, **more
         )
 
-    def ended(self, keeper: launch.Keeper, within_s: float = 20.0) -> ExitRecord:
+    def ended(self, keeper: launch.Keeper, within_s: float = 60.0) -> ExitRecord:
         """Wait for a keeper's end; return its last word, which must be that all is gone."""
         eventually(lambda: keeper.ended, "the keeper ends", within_s)
         keeper.reap()

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from stat import S_ISREG
 
 # Names of contract.py, which a plain file cannot import; a test compares them.
 KEEPER_LOCK = "keeper.lock"
@@ -45,6 +46,10 @@ KILL_ROUNDS = 200
 """Rounds of killing without a pause; each takes some 0.05 ms and reaches one generation more."""
 REAPED_KEPT = 256
 """A long attempt may orphan any number of processes: no more than these are remembered."""
+SMALL_BYTES = 64 * 1024
+"""No process.json is longer."""
+LOCK_S = 1.0
+"""How long the run's lock is tried for: whoever only looks whether it is held holds it too."""
 PR_SET_CHILD_SUBREAPER = 36
 STAT_STATE, STAT_PPID, STAT_START_TICKS = 0, 1, 19  # counted from 0 after the command name
 
@@ -286,9 +291,7 @@ class Keeper:
             for name in os.listdir(self.path(RANKS_DIR)):
                 with suppress(OSError, ValueError, KeyError, TypeError):
                     path = os.path.join(self.path(RANKS_DIR), name, RANK_PROCESS_FILE)
-                    with open(path, encoding="utf-8") as stream:
-                        said = json.load(stream)
-                    found.append((int(said["rank"]), int(said["pid"]), int(said["start_ticks"])))
+                    found.append(read_rank(path))
         return found
 
     def living_ranks(self) -> list[tuple[int, int]]:
@@ -334,6 +337,23 @@ class Keeper:
             else:
                 return True
         return False
+
+
+def read_rank(path: str) -> tuple[int, int, int]:
+    """Return (rank, pid, start ticks) from a rank's process.json.
+
+    A FIFO in its place must not hold the keeper. Raises OSError, ValueError, KeyError, TypeError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a regular file")
+    with open(descriptor, "rb") as stream:
+        try:
+            said = json.loads(stream.read(SMALL_BYTES))
+        except RecursionError:
+            raise ValueError(f"{path} is nested too deeply") from None
+    return int(said["rank"]), int(said["pid"]), int(said["start_ticks"])
 
 
 def write_json(path: str, value: object) -> None:
@@ -443,7 +463,7 @@ def initial_environment() -> dict[bytes, bytes]:
 
 def main(arguments: list[str]) -> int:
     """Keep one attempt; the exit code tells why that could not be."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    close_inherited()
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     if os.getsid(0) != os.getpid():
@@ -459,13 +479,35 @@ def main(arguments: list[str]) -> int:
     try:
         # Held, and not inherited by what the keeper starts, until the keeper ends.
         lock = os.open(os.path.join(run_dir, KEEPER_LOCK), os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take(lock)
         keeper.prepare()
     except BlockingIOError:
         return refuse(EXIT_LOCKED, f"another keeper holds {run_dir}: an attempt is still alive")
     except OSError as error:
         return refuse(EXIT_CANNOT_WRITE, f"the keeper cannot set up {attempt_dir}: {error}")
     return keeper.run()
+
+
+def close_inherited() -> None:
+    """Close every descriptor but the standard three; a limit on their number says nothing."""
+    for name in os.listdir("/proc/self/fd"):
+        if name not in ("0", "1", "2"):
+            with suppress(OSError):  # the listing's own
+                os.close(int(name))
+
+
+def take(lock: int) -> None:
+    """Lock an open file for the keeper alone. Raises BlockingIOError when it stays held."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            select.select([], [], [], 0.01)
+        else:
+            return
 
 
 def refuse(code: int, sentence: str) -> int:

@@ -339,6 +339,109 @@ def test_launcher_that_cannot_start(run):
         assert (record["launcher"], record["reaped"]) == (None, [])
 
 
+@pytest.mark.parametrize("score", [-500, 0, 300])
+def test_protection_from_memory_kills_ends_at_the_keeper(run, score):
+    """A keeper protected from the OOM killer starts a launcher that is not."""
+    program = "import sys; sys.stdout.write(open('/proc/self/oom_score_adj').read())"
+    plan = planned(run.plan(*FAST_PYTHON, "-c", program))
+    guard = 'echo $0 > /proc/self/oom_score_adj || exit 99; exec "$@"'
+    command = ["/bin/sh", "-c", guard, str(score), *FAST_PYTHON, keeper.__file__, plan.attempt_dir]
+    code = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
+    if code == 99:
+        pytest.skip("this score may not be set here")
+    assert code == 0
+    assert int((plan.attempt_dir / contract.LAUNCHER_LOG).read_text()) == max(0, score)
+
+
+def test_inherited_descriptors_end_at_the_keeper(run):
+    """Even one above the limit, which was lowered since it was opened, is closed."""
+    plan = planned(run.plan(*FAST_PYTHON, "-c", "import signal; signal.pause()"))
+    limit_and_run = (
+        "import os, resource, sys; os.dup2(0, 200, inheritable=True);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [*FAST_PYTHON, "-c", limit_and_run, *FAST_PYTHON, keeper.__file__, plan.attempt_dir]
+    environ = {change.name: change.value for change in plan.env}
+    started = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ)
+    try:
+        record = eventually(lambda: launch_record(run), "the launcher")
+        for pid in (started.pid, record["launcher_pid"]):
+            assert not Path(f"/proc/{pid}/fd/200").is_symlink()
+    finally:
+        started.send_signal(signal.SIGUSR2)
+        assert started.wait(timeout=60) == 0
+
+
+def launch_record(run):
+    """Return the first attempt's keeper.json once it names the launcher."""
+    path = run.attempt_dir() / contract.KEEPER_FILE
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return record if record.get("launcher_pid") else None
+
+
+def planned(plan):
+    """Write a plan as `launch.start` does; return it."""
+    plan.attempt_dir.mkdir(parents=True)
+    (plan.attempt_dir / contract.PLAN_FILE).write_text(json.dumps(public_plan(plan)))
+    return plan
+
+
+def test_saving_ranks_are_not_told_twice(run):
+    """In a graceful stop whose launcher ends first, a saving rank gets no second SIGTERM."""
+    program = (
+        "import os, select, signal, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(out, b'T'))\n"
+        "out = os.open(f'told-{rank}', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+        "open(f'ready-{rank}', 'w').write(str(os.getpid()))\n"
+        "while not os.fstat(out).st_size: signal.sigtimedwait([], 0.01)\n"
+        "end = time.monotonic() + 0.5\n"
+        "while time.monotonic() < end: signal.sigtimedwait([], 0.01)\n"
+        "os.write(out, b' saved')\n"
+        "os._exit(143)\n"
+    )
+    kept = run.start_ranks(program)
+    pids = [run.pid_from(f"ready-{rank}") for rank in range(2)]
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    for rank in range(2):
+        eventually((run.dir / f"told-{rank}").read_text, "the rank's SIGTERM")
+    os.kill(launcher_of(run), signal.SIGSTOP)  # its own SIGTERM waits: it may not hand it on
+    kept.stop()
+    eventually(lambda: sleeps_after_signal(kept.process.pid), "the keeper took the signal")
+    os.kill(launcher_of(run), signal.SIGKILL)
+    assert run.ended(kept)["stop"] == "graceful"
+    assert [(run.dir / f"told-{rank}").read_text() for rank in range(2)] == ["T saved", "T saved"]
+
+
+def test_a_fifo_in_place_of_a_ranks_record_holds_nobody(run):
+    """The keeper clears an attempt whose process.json is a pipe nobody writes to."""
+    kept = run.start_python("import signal; signal.pause()", world_size=1)
+    os.mkfifo(run.attempt_dir() / contract.RANKS_DIR / "0" / contract.RANK_PROCESS_FILE)
+    kept.clear()
+    assert run.ended(kept, within_s=10.0)["stop"] == "kill"
+
+
+@pytest.mark.parametrize("held_s", [0.3, None])
+def test_a_look_at_the_lock_is_no_other_keeper(run, held_s):
+    """Held shared for a moment the lock is waited for; held for long, the keeper refuses."""
+    holding = (
+        "import fcntl, os, select, sys; lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT);"
+        "fcntl.flock(lock, fcntl.LOCK_SH); print('held', flush=True);"
+        "select.select([0], [], [], float(sys.argv[2]))"
+    )
+    lock = run.dir / contract.KEEPER_LOCK
+    command = [*FAST_PYTHON, "-c", holding, lock, str(held_s or 60)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as looker:
+        assert looker.stdout.readline() == b"held\n"
+        if held_s is None:
+            with pytest.raises(launch.LaunchError, match="another keeper holds"):
+                run.start_python("pass")
+        else:
+            run.ended(run.start_python("pass"))
+        looker.kill()
+
+
 def test_second_keeper_refuses(run):
     """While one keeper holds the run another one starts nothing and says why."""
     kept = run.start_python("import signal; signal.pause()")
