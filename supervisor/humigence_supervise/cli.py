@@ -61,6 +61,9 @@ class Schema(StrEnum):
 
 def main() -> None:
     """Run the command line; every expected problem is one sentence and an exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # started with it closed
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for good
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a locale without our symbols must end nothing
             stream.reconfigure(errors="backslashreplace")
@@ -105,8 +108,10 @@ def start(
         typer.echo(start_detached(settings, sys.argv[1:]))
         return
     pretty = log_format is Format.PRETTY or (log_format is Format.AUTO and sys.stdout.isatty())
-    tell = Console(pretty=pretty).tell
-    raise typer.Exit(start_run(settings, config.absolute(), tell, fresh=fresh, debug=debug))
+    console = Console(pretty=pretty)
+    code = start_run(settings, config.absolute(), console.tell, fresh=fresh, debug=debug)
+    console.flush()
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -156,7 +161,7 @@ def events(
     from humigence_supervise.console import Console
     from humigence_supervise.events import JournalTail, parse_since
 
-    console = Console(pretty=not as_json)
+    console = Console(pretty=not as_json, patient=True)
     tail = JournalTail(_run_dir(run) / contract.JOURNAL_FILE, parse_since(since))
     while True:
         for entry in tail.poll():
@@ -324,12 +329,14 @@ def _problems_told() -> Iterator[None]:
 def _explain_and_exit(problem: Exception) -> NoReturn:
     """Say an expected problem in its own words; anything else is ours and keeps its traceback."""
     from humigence_supervise.config import ConfigError
+    from humigence_supervise.detach import DetachError
     from humigence_supervise.events import SinceError
     from humigence_supervise.explain import NoIncidentError
     from humigence_supervise.journal import JournalError
     from humigence_supervise.reading import UnreadableError
     from humigence_supervise.run_lock import RunHeldError
     from humigence_supervise.run_ref import RunNotFoundError
+    from humigence_supervise.state import StateError
     from humigence_supervise.stop import StopTimeoutError
 
     codes: dict[type[Exception], int] = {
@@ -340,9 +347,13 @@ def _explain_and_exit(problem: Exception) -> NoReturn:
         NoIncidentError: contract.EXIT_USAGE,
         UnreadableError: contract.EXIT_USAGE,
         JournalError: contract.EXIT_INTERNAL,
+        StateError: contract.EXIT_INTERNAL,
         StopTimeoutError: contract.EXIT_GAVE_UP,
         OSError: contract.EXIT_INTERNAL,
     }
+    if isinstance(problem, DetachError):
+        sys.stderr.write(f"{problem}\n")
+        sys.exit(problem.exit_code)
     for kind, code in codes.items():
         if isinstance(problem, kind):
             sys.stderr.write(f"humigence-supervise: {problem}\n")

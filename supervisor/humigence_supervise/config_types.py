@@ -68,14 +68,18 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+MAX_RANKS = 1024
+"""More processes on one box are a slip of the finger that would fill its process table."""
+
+
 def _check_gpus(value: object) -> object:
-    allowed = '"all", a number of GPUs from 1, or a list of indices or UUIDs'
+    allowed = f'"all", a number from 1 to {MAX_RANKS}, or a list of indices or UUIDs'
     match value:
         case "all":
             return value
         case bool():
             pass
-        case int() if value >= 1:
+        case int() if 1 <= value <= MAX_RANKS:
             return value
         case list() | tuple() if value and all(
             isinstance(gpu, str | int) and not isinstance(gpu, bool) for gpu in value

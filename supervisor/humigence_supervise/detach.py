@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from humigence_supervise import contract
 from humigence_supervise.config import ConfigError, Settings
 from humigence_supervise.run_lock import holder
 
@@ -17,7 +18,15 @@ OUTPUT_FILE = "supervisor.log"
 
 
 class DetachError(RuntimeError):
-    """The detached supervisor ended, or did not take the run over in time."""
+    """The detached supervisor ended, or did not take the run over in time.
+
+    `exit_code` is its own, or that of an internal error when it still runs.
+    """
+
+    def __init__(self, said: str, exit_code: int) -> None:
+        """Pass on what the supervisor said."""
+        super().__init__(said)
+        self.exit_code = exit_code
 
 
 def start_detached(settings: Settings, arguments: list[str]) -> str:
@@ -49,7 +58,9 @@ def start_detached(settings: Settings, arguments: list[str]) -> str:
         with output.open("rb") as stream:
             stream.seek(begin)
             said = stream.read(4000).decode("utf-8", "replace").strip()
-        raise DetachError(said or f"pid {child.pid} did not take the run over in {READY_S:.0f} s")
+        late = f"pid {child.pid} did not take the run over in {READY_S:.0f} s"
+        ended = child.poll()
+        raise DetachError(said or late, contract.EXIT_INTERNAL if ended is None else ended)
     return (
         f"{settings.name} runs under pid {child.pid}."
         f" Follow it: humigence-supervise events -f {run_dir}"

@@ -54,6 +54,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
     if finding := _from_record(evidence):
         return finding
+    if evidence.not_started:
+        means = f"The attempt could not be started: {evidence.not_started}"
+        return Finding(Kind.UNKNOWN, Confidence.CERTAIN, means=means)
     if evidence.stop_requested:
         return Finding(
             Kind.PREEMPTED,
@@ -95,11 +98,15 @@ def _from_record(evidence: Evidence) -> Finding | None:
 
 
 def _ended_well(evidence: Evidence) -> bool:
-    """Return whether everything that is known of the end is exit code 0."""
-    known = [exit_.status for exit_ in evidence.ranks]
+    """Return whether everything that is known of the end is exit code 0.
+
+    A rank that was gone before anyone looked says nothing: then the launcher's word counts.
+    """
+    ends = [exit_.status for exit_ in evidence.ranks]
     if evidence.launcher is not None:
-        known.append(evidence.launcher)
-    return bool(known) and all(status.ok for status in known)
+        ends.append(evidence.launcher)
+    known = [end for end in ends if end.code is not None or end.signal is not None]
+    return bool(known) and all(end.ok for end in known)
 
 
 def _from_success(evidence: Evidence) -> Finding:

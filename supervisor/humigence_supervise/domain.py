@@ -273,6 +273,7 @@ class Evidence:
     when nobody said it. `first_dead` is the rank the supervisor saw die first (pidfd order).
     `host_oom_pids` are pids the kernel's own record says it killed for memory. `progress_seen`:
     the output itself shows steps or losses (all there is, for a log without progress files).
+    `not_started` is why there was no process at all, "" where there was one.
     `success_unproven` is why exit code 0 would prove nothing, "" where it may be believed.
     """
 
@@ -291,6 +292,7 @@ class Evidence:
     hang_suspected: bool = False
     progress_seen: bool = False
     success_unproven: str = ""
+    not_started: str = ""
     unread: tuple[str, ...] = ()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -49,6 +48,7 @@ class Effects:
         self.keeper: launch.Keeper | None = None
         self.watch: AttemptWatch | None = None
         self._clearing_since = 0.0
+        self._not_started = ""
 
     # --- before an attempt ----------------------------------------------------------------------
 
@@ -123,14 +123,15 @@ class Effects:
         try:
             self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
         except launch.LaunchError as error:
-            return NotLaunched(str(error))
+            self._not_started = str(error)
+            return NotLaunched(self._not_started)
         self.watch = self._watch(plan.attempt, plan.world_size)
         return Launched(self.keeper.process, plan.world_size, plan.resume_from)
 
     def recover(self, attempt: int) -> Happening:
         """Find the attempt a supervisor before us started: alive, ended, or never begun."""
         folder = self._run.attempt_dir(attempt)
-        world_size = _planned_world_size(folder)
+        world_size = launch.planned_world_size(folder)
         self.keeper = launch.adopt(self._run.paths.run_dir, attempt)
         self.watch = self._watch(attempt, world_size)
         if self.keeper is not None:
@@ -166,6 +167,7 @@ class Effects:
             return TreeGone(how, took_s, {"swept_pids": list(killed)})
         launcher = record["launcher"]
         if launcher is None:
+            self._not_started = record["error"] or ""
             return TreeGone(f"The launcher could not be started: {record['error']}", took_s)
         facts: dict[str, Json] = {
             "launcher_pid": launcher["pid"],
@@ -188,7 +190,7 @@ class Effects:
         """Read the evidence of the ended attempt and diagnose it."""
         run = self._run
         folder = run.attempt_dir(state.attempt)
-        world_size = _planned_world_size(folder)
+        world_size = launch.planned_world_size(folder)
         watch = self.watch or self._watch(state.attempt, world_size)
         watch.poll()
         watch.drain()
@@ -210,7 +212,9 @@ class Effects:
         watch.close()
         self.watch = None
         unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
-        diagnosis = diagnose(replace(evidence, success_unproven=unproven))
+        evidence = replace(evidence, success_unproven=unproven, not_started=self._not_started)
+        self._not_started = ""
+        diagnosis = diagnose(evidence)
         facts: dict[str, Json] = {"unread": list(evidence.unread), "last_step": last_step}
         if diagnosis.kind is Kind.HEALTHY:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
@@ -255,12 +259,3 @@ def _target_step(settings: Settings, watch: AttemptWatch) -> int | None:
     if settings.success.exit_code_only:
         return None
     return settings.success.target_step or watch.target_step
-
-
-def _planned_world_size(attempt_dir: Path) -> int:
-    """Return the ranks of an attempt from its plan.json; 1 when that was never written."""
-    try:
-        plan = json.loads((attempt_dir / contract.PLAN_FILE).read_text(encoding="utf-8"))
-        return int(plan["world_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1

@@ -49,6 +49,8 @@ class Journal:
         On a full disk the ballast is given up for what is `decisive` only.
 
         Raises:
+            JournalError: the file is no longer where it was; a run whose folder was moved or
+                deleted must not be decided on any further.
             OSError: they could not be made durable; nothing may be done on their strength.
         """
         entries = []
@@ -63,7 +65,7 @@ class Journal:
         return tuple(entries)
 
     def _write(self, block: bytes, *, decisive: bool) -> None:
-        end = os.fstat(self._descriptor).st_size
+        end = self._size()
         try:
             self._write_or_cut(block, end)
         except OSError as problem:
@@ -73,6 +75,20 @@ class Journal:
             self._ballast.unlink()
             self._write_or_cut(block, end)
         os.fdatasync(self._descriptor)
+
+    def _size(self) -> int:
+        """Return how long the file is; it must still be the one at its path."""
+        own = os.fstat(self._descriptor)
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise JournalError(
+                f"{self.path} was moved or deleted while the run was supervised. Put it back and"
+                " start again; a living attempt goes on and will be adopted."
+            )
+        return own.st_size
 
     def _write_or_cut(self, block: bytes, end: int) -> None:
         """Write it all, or leave the file as long as it was."""

@@ -57,7 +57,10 @@ STOPS = {
     signal.SIGINT: StopRequested(contract.EXIT_SIGINT),
     signal.SIGQUIT: StopRequested(contract.EXIT_SIGTERM, now=True),
 }
-"""What ends a run. SIGHUP and SIGPIPE are ignored: a closed terminal stops no training."""
+"""What ends a run."""
+
+IGNORED = (signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
+"""A closed terminal stops no training, and neither does a signal meant for a worker."""
 
 
 class Loop:
@@ -243,9 +246,7 @@ def _signals() -> Iterator[socket.socket]:
     sender.setblocking(False)  # noqa: FBT003 - as above
     old_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     old = {signum: signal.signal(signum, _noted) for signum in STOPS}
-    old |= {
-        signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGHUP, signal.SIGPIPE)
-    }
+    old |= {signum: signal.signal(signum, signal.SIG_IGN) for signum in IGNORED}
     try:
         yield receiver
     finally:

@@ -69,7 +69,12 @@ def _program(settings: Settings) -> Iterator[str]:
 
 
 def _readable_file(key: str, path: Path) -> Iterator[str]:
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:
+        yield f"{key}: {path} cannot be looked at: {error.strerror}"
+        return
+    if not exists:
         yield f"{key}: {path} does not exist; paths are seen from the configuration's folder"
     elif not path.is_file():
         yield f"{key}: {path} is not a file; name the training script itself"

@@ -25,11 +25,13 @@ RETRY_S = 0.01
 class RunHeldError(RuntimeError):
     """Another supervisor holds the run; `holder` is None when its hint cannot be read."""
 
-    def __init__(self, run_dir: Path, holder: ProcessId | None) -> None:
+    def __init__(
+        self, run_dir: Path, holder: ProcessId | None, what: str = "another supervisor"
+    ) -> None:
         """Say who holds `run_dir` and what to do."""
-        who = "an unknown process" if holder is None else f"pid {holder.pid}"
+        who = f" (pid {holder.pid})" if holder is not None else ""
         super().__init__(
-            f"{run_dir} is held by another supervisor ({who}). Follow it with"
+            f"{run_dir} is held by {what}{who}. Follow it with"
             f" `humigence-supervise status {run_dir}`, or end it with `humigence-supervise stop"
             f" {run_dir}`."
         )

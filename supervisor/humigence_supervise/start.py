@@ -50,7 +50,7 @@ def start(
     try:
         if fresh:
             if launch.lock_held(run_dir):
-                raise RunHeldError(run_dir, None)
+                raise RunHeldError(run_dir, None, "an attempt that still runs")
             archive(run_dir, settings.checkpoints.dir)
         journal, entries = open_journal(run_dir / contract.JOURNAL_FILE, settings.name)
         state = fold(entry.record for entry in entries)

@@ -85,6 +85,10 @@ class State:
     incidents: tuple[Incident, ...] = ()
 
 
+class StateError(ValueError):
+    """The journal says something that its lines cannot mean."""
+
+
 def fold(records: Iterable[Record], state: State | None = None) -> State:
     """Return the state after the records, from the beginning unless a state is given."""
     state = State() if state is None else state
@@ -97,7 +101,7 @@ def apply(state: State, record: Record) -> State:
     """Return the state after one record. Events that only inform change nothing.
 
     Raises:
-        ValueError: a fact the fold needs is missing or of the wrong type.
+        StateError: a fact the fold needs is missing or of the wrong type.
     """
     facts = _Facts(record)
     match record.event:
@@ -178,7 +182,7 @@ class _Facts:
 
     def attempt(self) -> int:
         if self._record.attempt is None:
-            raise ValueError(f"{self._record.event.value} has no attempt")
+            raise StateError(f"{self._record.event.value} has no attempt")
         return self._record.attempt
 
     def integer(self, key: str) -> int:
@@ -202,5 +206,5 @@ class _Facts:
             raise self._bad(key, "a string")
         return value
 
-    def _bad(self, key: str, wanted: str) -> ValueError:
-        return ValueError(f"{self._record.event.value}: the fact {key!r} is not {wanted}")
+    def _bad(self, key: str, wanted: str) -> StateError:
+        return StateError(f"{self._record.event.value}: the fact {key!r} is not {wanted}")

@@ -42,6 +42,9 @@ def status_document(run_dir: Path) -> Document:
     if keeper is not None:
         keeper.close()
     ended = isinstance(state.phase, Ended)
+    alive = keeper_pid is not None
+    if supervisor is None and not alive and state.run_id and not ended:
+        alive = bool(launch.members(state.run_id))  # the keeper was killed too
     elapsed_s = _elapsed_s(entries, time.time() if not ended else None)
     step = account.last.step if account.last is not None else 0
     target = account.target_step
@@ -53,9 +56,7 @@ def status_document(run_dir: Path) -> Document:
     return {
         "run": entries[0].run if entries else run_dir.name,
         "run_dir": str(run_dir),
-        "state": _state_word(
-            state, supervised=supervisor is not None, alive=keeper_pid is not None
-        ),
+        "state": _state_word(state, supervised=supervisor is not None, alive=alive),
         "rung": _newest(entries, "rung"),
         "attempt": state.attempt,
         "step": step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from humigence_supervise.contract import (
     EXIT_CONFIG,
     EXIT_GAVE_UP,
     EXIT_HOPELESS,
+    EXIT_INTERNAL,
     EXIT_RUN_HELD,
     EXIT_SIGINT,
     EXIT_SIGTERM,
@@ -348,6 +350,84 @@ def test_the_second_attempts_death_is_seen_at_once(run: Run) -> None:
         (at_ns["attempt.exited", n] - at_ns["attempt.started", n]) / 1e9 for n in range(1, 5)
     ]
     assert sorted(lasted_s)[1] < TICK_S / 2, lasted_s
+
+
+def test_a_short_torchrun_job_that_succeeds_is_a_success(run: Run) -> None:
+    """Ranks that were gone before anyone looked say nothing; the launcher's exit 0 does."""
+    quick = run.folder / "quick.py"
+    quick.write_text("print('done')\n")
+    run.configure(quick, ladder=[{"name": "both", "gpus": 2}], batch={"global": 8, "micro": 4})
+    assert run.finish()[0] == EXIT_COMPLETED, run.names()
+    assert run.names().count("attempt.started") == 1
+
+
+def test_a_reader_that_does_not_read_stops_nothing(run: Run) -> None:
+    """Standard output is a full pipe: the run goes on, falls, retries and ends all the same."""
+    run.configure(STEPPER, "100000", "0.01")
+    receiver, sender = os.pipe()
+    fcntl.fcntl(sender, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(sender, b"x" * 4000)
+    process = subprocess.Popen([*CLI, "start", str(run.config)], stdout=sender, text=True)
+    run.supervisors.append(process)
+    os.close(sender)
+    for attempt in (1, 2):
+        eventually(
+            lambda n=attempt: run.names().count("attempt.started") == n, f"attempt {attempt}"
+        )
+        run.at_step(10 * attempt)
+        keeper = json.loads(
+            (run.run_dir / "attempts" / f"{attempt:04d}" / "keeper.json").read_text()
+        )
+        os.kill(keeper["launcher_pid"], signal.SIGKILL)
+    process.terminate()
+    assert process.wait(timeout=60) == EXIT_SIGTERM
+    os.close(receiver)
+
+
+def test_a_detached_start_passes_the_refusal_on(run: Run) -> None:
+    """What the supervisor in the background refuses is said and exited with in the foreground."""
+    run.configure(run.folder / "missing.py")
+    code, err = run.finish(run.start("--detach"))
+    assert code == EXIT_CONFIG
+    assert "missing.py" in err
+    assert "Traceback" not in err
+
+
+def test_ranks_without_supervisor_and_keeper_are_not_called_stopped(run: Run) -> None:
+    """Both killed: the attempt is unsupervised until `stop` or a start ends it."""
+    run.steps(100_000)
+    process = run.start()
+    run.at_step(2)
+    process.kill()
+    process.wait()
+    os.kill(run.keeper_pid(), signal.SIGKILL)
+    assert status_document(run.run_dir)["state"] == "unsupervised"
+    assert run.do("stop").returncode == 0
+    assert not pids_marked(run.run_id())
+
+
+def test_a_run_whose_folder_was_moved_is_not_begun_again(run: Run) -> None:
+    """The journal is gone from its place: the supervisor says so and starts nothing."""
+    run.steps(100_000)
+    process = run.start()
+    run.at_step(3)
+    run_id = run.run_id()
+    moved = run.run_dir.rename(run.folder / "moved")
+    code, err = run.finish(process)
+    assert code == EXIT_INTERNAL
+    assert "moved or deleted" in err
+    assert not run.run_dir.exists()
+    moved.rename(run.run_dir)
+    assert run.do("stop").returncode == 0
+    assert not pids_marked(run_id)
+
+
+def test_standard_streams_may_be_closed(run: Run) -> None:
+    """Started with stdin, stdout and stderr closed, the run completes."""
+    run.steps(5)
+    shell = 'exec "$@" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", shell, "sh", *CLI, "start", str(run.config)], check=False)
+    assert done.returncode == EXIT_COMPLETED
 
 
 SCRIPTS = {
