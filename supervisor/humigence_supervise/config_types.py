@@ -73,7 +73,7 @@ MAX_RANKS = 1024
 
 
 def _check_gpus(value: object) -> object:
-    allowed = f'"all", a number from 1 to {MAX_RANKS}, or a list of indices or UUIDs'
+    allowed = f'"all", a number of GPUs from 1 to {MAX_RANKS}, or a list of indices or UUIDs'
     match value:
         case "all":
             return value
