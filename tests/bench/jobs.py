@@ -76,13 +76,15 @@ class Job:
 
     def __exit__(self, *_):
         """Leave no process behind, in whatever state the job is."""
-        family = [self.process.pid, *self.others()]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family += [child.pid for child in psutil.Process(family[0]).children(recursive=True)]
-        self.stop()
-        for pid in family:
+        family = []  # as psutil remembers them: it never kills a stranger with a reused pid
+        for pid in (self.process.pid, *self.others()):
             with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).kill()
+                one = psutil.Process(pid)
+                family += [one, *one.children(recursive=True)]
+        self.stop()
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
         self.process.wait()
 
     def others(self):
