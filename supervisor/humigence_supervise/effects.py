@@ -249,7 +249,8 @@ def _nothing_to_resume(choice: choose.Choice, checkpoint_step: int) -> NotPrepar
         first = choice.refused[0]
         what = f"None of {len(choice.refused)} checkpoints can be used. The newest: {first.reason}"
     standings = {one.standing for one in choice.refused}
-    code = contract.EXIT_HOPELESS if standings <= {Standing.DAMAGED} else contract.EXIT_GAVE_UP
+    unclear = standings & {Standing.UNKNOWN, Standing.MISSING}
+    code = contract.EXIT_GAVE_UP if unclear else contract.EXIT_HOPELESS
     advice = "Repair or restore one, or begin anew with `start --fresh`. Nothing was changed."
     return NotPrepared(f"{what} {advice}", exit_code=code)
 
