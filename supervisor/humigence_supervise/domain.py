@@ -346,7 +346,6 @@ class StepDown:
 
     reason: str
     rung_index: int
-    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +362,6 @@ class ShrinkMicroBatch:
 
     reason: str
     micro_samples: int
-    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

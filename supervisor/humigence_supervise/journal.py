@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from humigence_supervise.durable import sync_folder
 from humigence_supervise.records import FIXED_COLUMNS, Entry, Event, Json, Level, Record
 
 BALLAST_BYTES = 256 * 1024
@@ -134,7 +135,7 @@ def open_journal(path: Path, run: str) -> tuple[Journal, tuple[Entry, ...]]:
         os.truncate(path, good_bytes)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.fdatasync(descriptor)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return Journal(path, descriptor, run, len(entries) + 1), entries
 
 
@@ -244,11 +245,3 @@ def _write_all(descriptor: int, block: bytes) -> None:
     view = memoryview(block)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
