@@ -13,6 +13,7 @@ from humigence_supervise.journal import read_journal
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Entry, Json
 from humigence_supervise.steps import steps_of
+from humigence_supervise.surroundings import lines_around
 
 Document = dict[str, Json]
 
@@ -105,12 +106,15 @@ def _what_there_is(
 
 
 def _root(run_dir: Path, story: AttemptStory) -> Json:
-    """Return the line that shows the cause, with the path of its file; None without one."""
+    """Return the line that shows the cause, its file's path and what stands around it there."""
     root = story.diagnosis.facts.get("root") if story.diagnosis is not None else None
     if not isinstance(root, dict):
         return None
     folder = run_dir / contract.ATTEMPTS_DIR / contract.attempt_name(story.number)
-    return {**root, "path": str(folder / str(root.get("file")))}
+    path = folder / str(root.get("file"))
+    line = root.get("line")
+    around = lines_around(path, line) if isinstance(line, int) else []
+    return {**root, "path": str(path), "around": around}
 
 
 def _next(later: list[AttemptStory]) -> Json:
@@ -195,6 +199,16 @@ def _evidence_rows(document: Document) -> list[tuple[str, str]]:
         ("evidence", f"{root.get('path')}:{root.get('line')}{who}"),
         ("", str(root.get("text") or "")),
         ("", f"in {root['frame']}" if root.get("frame") else ""),
+        *around_rows(_list(root.get("around")), root.get("line")),
+    ]
+
+
+def around_rows(around: list[Json], proof: Json) -> list[tuple[str, str]]:
+    """Return the numbered lines around the proof, with a mark at the proof itself."""
+    lines = [one for one in around if isinstance(one, dict)]
+    return [
+        ("", f"{'>' if one.get('line') == proof else ' '} {one.get('line'):>6} | {one.get('text')}")
+        for one in lines
     ]
 
 
