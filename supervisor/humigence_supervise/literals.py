@@ -110,7 +110,9 @@ _GRAM = 5
 
 _COMMON = frozenset(
     (" the ", " for ", " has ", "with ", "will ", "tion ", "ation", "ction", "ected", "ting "),
-) | frozenset(("ment ", "found", "train", " step", "epoch", " loss", "total", "model", "batch"))
+) | frozenset(
+    ("ment ", "found", "train", " step", "epoch", " loss", "loss ", "total", "model", "batch")
+)
 """Texts of ordinary training output, which would open the gate for nothing."""
 
 
