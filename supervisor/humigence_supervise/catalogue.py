@@ -74,7 +74,9 @@ class Catalogue:
         if len(self.by_id) != len(ordered):
             raise ValueError("two catalogue rows have the same id")
         literals = {literal for row in ordered for literal in row.literals}
-        self.gate_words: Final = gate_words(frozenset(literals))
+        # The end of a log is read without the gate.
+        anywhere = {literal for row in ordered if not row.at_end for literal in row.literals}
+        self.gate_words: Final = gate_words(frozenset(anywhere))
         self._rows_of_literal = [
             (literal, tuple(at for at, row in enumerate(ordered) if literal in row.literals))
             for literal in sorted(literals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from humigence_supervise.catalogue import Row, load_catalogue
-from humigence_supervise.domain import Evidence, Hit, Role
+from humigence_supervise.domain import Evidence, Hit, Kind, Role
 
 GENERIC: Final = "python.exception"
 STRONG: Final = 60
@@ -21,9 +21,16 @@ def row_of(hit: Hit) -> Row:
 
 
 def ranked(evidence: Evidence) -> list[Hit]:
-    """Return the hits that can be causes: strongest first, among equals the earliest."""
+    """Return the hits that can be causes: strongest first, among equals the earliest.
+
+    A program that trained did not hang where the ranks first meet.
+    """
     causes = [
-        hit for hit in evidence.hits if hit.role is not Role.CONTEXT and hit.signature != GENERIC
+        hit
+        for hit in evidence.hits
+        if hit.role is not Role.CONTEXT
+        and hit.signature != GENERIC
+        and not (hit.kind is Kind.HANG and evidence.progress_seen)
     ]
     causes += _first_of_last_chains(evidence.hits)
     stamped = all(hit.at_s is not None for hit in causes)

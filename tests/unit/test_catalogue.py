@@ -157,7 +157,7 @@ def test_literals_are_in_every_sample():
 def test_gate_passes_every_sample_and_stops_ordinary_output():
     """Whatever a row matches gets through the gate; steps and losses do not."""
     gate = Gate(load_catalogue().gate_words)
-    samples = [line.encode() for row in ROWS for line in row.match]
+    samples = [line.encode() for row in ROWS if not row.at_end for line in row.match]
     assert gate.hot_lines(samples) == list(range(len(samples)))
     steps = [b"step %d | loss 0.%d | lr 1e-4 | 120 tokens/s" % (n, n) for n in range(100)]
     assert gate.hot_lines(steps) == []

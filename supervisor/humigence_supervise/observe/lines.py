@@ -1,87 +1,59 @@
-"""One raw log line -> (rank, text, time): what stands before the message is peeled off (pure).
-
-Prefixes stack (a scheduler's stamp, a launcher's rank, a logger's stamp again), so they are
-peeled in a loop. Only the rank and the time are kept of them.
-"""
+"""One raw log line -> (rank, text, time): what stands around the message is peeled off (pure)."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+import re
 from typing import Final
 
-_MAX_PREFIXES: Final = 8
+from humigence_supervise.observe.characters import visible
+from humigence_supervise.observe.pieces import pieces
+from humigence_supervise.observe.prefixes import leading_prefix, without_margin
+from humigence_supervise.observe.stamps import Stamp, peel_stamp
+
+_MAX_PREFIXES: Final = 12
 _MAX_WINDOWS: Final = 16
 _RANK_WITHIN: Final = 400
 _MAX_TEXT: Final = 4_000
 """Longer texts are read through windows around what made them interesting."""
 
-_ANSI: Final = re.compile(
-    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b."
-)
-_ANSI_WITHOUT_ESC: Final = re.compile(r"\[(?:\d{1,3}(?:;\d{1,3}){0,4})m")
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-_ISO: Final = (
-    r"[\[(]?(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _]"
-    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?:?\s*"
-)
-_GLOG: Final = (
-    r"\[?[IWEF](?P<gmonth>\d{1,2}?)(?P<gday>\d\d) (?P<ghour>\d\d):(?P<gminute>\d\d):"
-    r"(?P<gsecond>\d\d)(?:\.(?P<gfraction>\d{1,9}))?\s+(?:\d+ )?[\w./-]+:\d+\]\s*"
-)
-_RANKED: Final = (
-    r"\[[Rr][Aa][Nn][Kk] ?(\d{1,5})\]:? ?",  # torch 2.2 and later
-    r"\[[A-Za-z_-]{1,20}\d*\|(\d{1,5})\]: ?",  # torchx: [trainer0|0]:
-    r"\[[A-Za-z_-]{2,20}(\d{1,5})\]: ?",  # torchrun --tee: [default0]:
-    r"\[\d{1,4},(\d{1,5})\]<std(?:out|err)>: ?",  # mpirun
-    r"(\d{1,5}): (?=\S)",  # srun --label
-    r"[\w.-]{1,80}:(\d{1,5})\]:? ?",
-    r"\[(\d{1,5})\]: ?",
-    r"[\w.-]{1,80}:\d+:\d+ \[(\d{1,3})\] ",  # NCCL: host:pid:tid [device]
-    r"\[(\d{1,3})\] (?=NCCL |[\w/]+\.(?:cc|h|cu|c):\d+ )",
-)
-_UNRANKED: Final = (
-    r"\[[IWEF] [\w./-]+:\d+\]\s*",  # glog of torch before 2.1
-    r"\([A-Za-z_]{0,60} ?pid=\d+(?:, ip=[\d.a-f:]+)?\) ?",  # ray
-    r"(?:stderr|stdout): ?",
-    r"(?!\S*Error)[A-Za-z_.-]{1,60}-?\d{1,4}: (?=\S)",  # pdsh: trainer-2:
-    r"\[(?:INFO|WARNING|WARN|ERROR|CRITICAL|DEBUG)\]\s*",
-    r"\[\s*\d{1,9}\.\d{6}\] ?",  # kernel log
-)
-_PREFIX: Final = re.compile(
-    r"\s*(?:" + "|".join((_ISO, _GLOG, *_RANKED, *_UNRANKED)) + ")",
-)
-_RANK_GROUPS: Final = tuple(range(_PREFIX.groups - len(_RANKED) + 1, _PREFIX.groups + 1))
 _RANK_IN_TEXT: Final = re.compile(r"\[(?:PG [^\]]{0,120}?)?Rank (\d{1,5})\]")
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line without its prefixes. `at_s` is Unix time (a stamp without a zone counts as UTC)."""
+    """A line without its prefixes.
+
+    `at_s` is Unix time from the first stamp (one without a zone counts as UTC); `stamps` are all
+    of the line's, outermost first.
+    """
 
     text: str
     rank: int | None = None
     at_s: float | None = None
+    stamps: tuple[Stamp, ...] = ()
 
 
 def normalize(raw: str, year: int = 1970) -> LogLine:
-    """Peel the prefixes off one line; `year` completes glog stamps, which have none."""
-    text = _CONTROL.sub("", _ANSI_WITHOUT_ESC.sub("", _ANSI.sub("", raw))).rstrip()
-    rank = _rank_in(text)
-    at_s: float | None = None
+    """Peel the prefixes off one line; `year` completes stamps that have none."""
+    text = without_margin(visible(raw))
+    told = _rank_in(text)
+    sure = told is not None
+    rank = told
+    stamps: list[Stamp] = []
     for _ in range(_MAX_PREFIXES):
-        found = _PREFIX.match(text)
-        if found is None:
+        if peeled := peel_stamp(text, year):
+            text, stamp = peeled
+            if stamp is not None:
+                stamps.append(stamp)
+            continue
+        prefix = leading_prefix(text)
+        if prefix is None:
             break
-        if found["year"] or found["gday"]:
-            at_s = _unix_time(found, year) if at_s is None else at_s
-        elif rank is None:
-            rank = next((int(found[at]) for at in _RANK_GROUPS if found[at]), None)
-        text = text[found.end() :]
-    return LogLine(text, rank, at_s)
+        if prefix.rank is not None and not sure and (rank is None or prefix.sure):
+            rank, sure = prefix.rank, prefix.sure
+        text = text[prefix.end :]
+    return LogLine(text, rank, stamps[0].at_s if stamps else None, tuple(stamps))
 
 
 def _rank_in(text: str) -> int | None:
@@ -90,47 +62,37 @@ def _rank_in(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _unix_time(found: re.Match[str], year: int) -> float | None:
-    """Return the stamp as Unix time; None when it is no date (a logger may print anything)."""
-    mark = "" if found["year"] else "g"
-    month, day, hour, minute, second = (
-        int(found[mark + name]) for name in ("month", "day", "hour", "minute", "second")
-    )
-    try:
-        stamp = datetime(int(found["year"] or year), month, day, hour, minute, second, tzinfo=UTC)
-    except ValueError:
-        return None
-    zone = found["zone"]
-    offset_s = 0
-    if zone and zone != "Z":
-        sign = -1 if zone[0] == "-" else 1
-        offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
-    return stamp.timestamp() - offset_s + float(f"0.{found[mark + 'fraction'] or 0}")
-
-
 def segments(raw: str) -> list[str]:
-    """Split a raw line into what a person sees as lines: progress bars, escaped newlines.
+    """Split a raw line into what a person sees as lines, still with their prefixes."""
+    return pieces(raw)
 
-    A carriage return starts a progress bar anew, with errors glued to its end; a traceback
-    inside a JSON string carries its newlines escaped.
+
+def read_line(raw: str, year: int = 1970) -> list[LogLine]:
+    """Return the lines that a raw line holds; one without rank or time has its neighbour's.
+
+    What is glued together on one line, or carried in one string, was written by one rank.
     """
-    pieces = re.split(r"\r+", raw)
-    if any("\\n" in piece for piece in pieces):
-        pieces = [part for piece in pieces for part in piece.replace("\\t", " ").split("\\n")]
-    return [piece for piece in pieces if piece.strip()]
+    found: list[LogLine] = []
+    rank: int | None = None
+    for piece in pieces(raw):
+        line = normalize(piece, year)
+        rank = line.rank if line.rank is not None else rank
+        stamps = line.stamps or (found[-1].stamps if found else ())
+        found.append(LogLine(line.text, rank, stamps[0].at_s if stamps else None, stamps))
+    return found
 
 
 def windows(text: str, words: tuple[str, ...]) -> list[str]:
     """Return a long text as at most 16 pieces of bounded length around `words`."""
     if len(text) <= _MAX_TEXT:
         return [text]
-    pieces: list[str] = []
+    cuts: list[str] = []
     covered = 0
     for at in sorted(position for word in words if (position := text.find(word)) >= 0):
         if at >= covered:
             start = max(covered, at - _MAX_TEXT // 4)
             covered = at + _MAX_TEXT // 2
-            pieces.append(text[start:covered])
-        if len(pieces) == _MAX_WINDOWS:
+            cuts.append(text[start:covered])
+        if len(cuts) == _MAX_WINDOWS:
             break
-    return pieces
+    return cuts
