@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from humigence_supervise.observe.characters import visible
@@ -68,10 +68,7 @@ def segments(raw: str) -> list[str]:
 
 
 def read_line(raw: str, year: int = 1970) -> list[LogLine]:
-    """Return the lines that a raw line holds; one without rank or time has its neighbour's.
-
-    What is glued together on one line, or carried in one string, was written by one rank.
-    """
+    """Return the lines that a raw line holds; one without rank or time has that before it."""
     found: list[LogLine] = []
     rank: int | None = None
     for piece in pieces(raw):
