@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, Final
 
 from humigence_supervise.domain import Kind, Remedy, Role
-from humigence_supervise.literals import gate_words, required_literals
+from humigence_supervise.literals import required_literals
 
 _STRENGTH_OF_ROLE: Final = {Role.ROOT: 100, Role.SYMPTOM: 40, Role.CONTEXT: 0}
 
@@ -64,7 +64,7 @@ def _nothing_above() -> str:
 
 
 class Catalogue:
-    """All rows, strongest first, and the gate words that every matching line contains."""
+    """All rows, strongest first, and the texts of which every matching line holds one."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         """Order the rows; raises ValueError for two rows with one id."""
@@ -76,7 +76,7 @@ class Catalogue:
         literals = {literal for row in ordered for literal in row.literals}
         # The end of a log is read without the gate.
         anywhere = {literal for row in ordered if not row.at_end for literal in row.literals}
-        self.gate_words: Final = gate_words(frozenset(anywhere))
+        self.literals: Final = tuple(sorted(anywhere))
         self._rows_of_literal = [
             (literal, tuple(at for at, row in enumerate(ordered) if literal in row.literals))
             for literal in sorted(literals)

@@ -7,6 +7,9 @@ literal, which can make the answer shorter but never wrong.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 _CLASS_ESCAPES = frozenset("dDwWsSbBAZ")
 
 
@@ -109,46 +112,41 @@ _GRAM = 5
 """Length of a gate word: short enough to serve many literals, long enough to be rare."""
 
 _COMMON = frozenset(
-    (" the ", " for ", " has ", "with ", "will ", "tion ", "ation", "ction", "ected", "ting "),
-) | frozenset(
-    ("ment ", "found", "train", " step", "epoch", " loss", "loss ", "total", "model", "batch")
+    ("ation", "ction", "ected", "found", "train", "epoch", "total", "model", "batch")
 )
 """Texts of ordinary training output, which would open the gate for nothing."""
 
 
 def gate_words(literals: frozenset[str]) -> tuple[str, ...]:
-    """Return few texts without digits such that each literal contains at least one of them.
+    """Return few texts such that each literal contains at least one of them.
+
+    They hold neither digits nor white space, so that they are found within the words of a line,
+    whatever its numbers are.
 
     Raises:
-        ValueError: a literal has no two neighbouring characters that are not digits.
+        ValueError: a literal has no two neighbouring characters that are neither.
     """
-    waiting: dict[str, set[str]] = {}
-    words: list[str] = []
-    for literal in sorted(literals):
-        grams = _grams(literal)
-        if grams:
-            for gram in grams:
-                waiting.setdefault(gram, set()).add(literal)
-        else:
-            words.append(_longest_without_digits(literal))
-    open_literals = {literal for literal in literals if _grams(literal)}
-    while open_literals:
-        word = max(waiting, key=lambda gram: (len(waiting[gram] & open_literals), gram))
-        open_literals -= waiting.pop(word)
-        words.append(word)
-    return tuple(words)
+    grams = {literal: _grams(literal) for literal in sorted(literals)}
+    uses = Counter(gram for found in grams.values() for gram in found)
+    words: set[str] = set()
+    for literal, found in grams.items():
+        if words.isdisjoint(found):
+            words.add(max(found, key=lambda gram: (uses[gram], gram), default=_longest(literal)))
+    return tuple(sorted(words))
 
 
 def _grams(literal: str) -> set[str]:
     """Return the gate word candidates of a literal."""
-    grams = {literal[at : at + _GRAM] for at in range(len(literal) - _GRAM + 1)}
-    return {gram for gram in grams if gram not in _COMMON and not any(map(str.isdigit, gram))}
+    parts = _WITHOUT_DIGITS.findall(literal)
+    grams = {part[at : at + _GRAM] for part in parts for at in range(len(part) - _GRAM + 1)}
+    return grams - _COMMON
 
 
-def _longest_without_digits(literal: str) -> str:
-    """Return the longest part between digits."""
-    parts = "".join(" " if c.isdigit() else c for c in literal).split(" ")
-    word = max(parts, key=len)
+_WITHOUT_DIGITS = re.compile(r"[^\s\d]+")
+
+
+def _longest(literal: str) -> str:
+    word = max(_WITHOUT_DIGITS.findall(literal), key=len, default="")
     if len(word) < 2:  # noqa: PLR2004 - one character would open the gate for every line
         raise ValueError(f"{literal!r} is too short to find lines by; make the pattern longer")
     return word

@@ -156,7 +156,7 @@ def test_literals_are_in_every_sample():
 
 def test_gate_passes_every_sample_and_stops_ordinary_output():
     """Whatever a row matches gets through the gate; steps and losses do not."""
-    gate = Gate(load_catalogue().gate_words)
+    gate = Gate(load_catalogue().literals)
     samples = [line.encode() for row in ROWS if not row.at_end for line in row.match]
     assert gate.hot_lines(samples) == list(range(len(samples)))
     steps = [b"step %d | loss 0.%d | lr 1e-4 | 120 tokens/s" % (n, n) for n in range(100)]
@@ -176,7 +176,5 @@ def test_gate_words_have_no_digits():
     assert not any(
         character.isdigit() for word in gate_words(frozenset({"[Errno 28]"})) for character in word
     )
-    with pytest.raises(ValueError, match="digits"):
-        Gate(("errno 28",))
     with pytest.raises(ValueError, match="too short"):
         gate_words(frozenset({"1>2"}))

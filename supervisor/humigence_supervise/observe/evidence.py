@@ -78,7 +78,8 @@ def scan_file(
     max_bytes: int | None,
 ) -> Scan:
     """Scan one log; a file that is not there is empty, one that cannot be read goes to `unread`."""
-    scanner = Scanner(load_catalogue(), name, rank, _year_of(path))
+    # The supervisor itself reads bounded parts of logs, and stays small.
+    scanner = Scanner(load_catalogue(), name, rank, _year_of(path), large=max_bytes is None)
     try:
         with closing(OpenLog(path)) as log:
             reader = LogReader(log.descriptor, name, max_bytes)

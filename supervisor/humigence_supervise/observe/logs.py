@@ -135,7 +135,7 @@ class LogTail:
     def __init__(self, path: Path, gate: Gate | None = None) -> None:
         """Follow `path`, which need not exist yet; `gate` judges lines."""
         self._file = GrowingFile(path)
-        self._gate = Gate(load_catalogue().gate_words) if gate is None else gate
+        self._gate = Gate(load_catalogue().literals) if gate is None else gate
         self._partial = b""
         self._restarts = 0
         self.skipped_bytes = 0

@@ -68,10 +68,15 @@ class Scanner:
         file: str,
         rank: int | None = None,
         year: int = 1970,
+        *,
+        large: bool = True,
     ) -> None:
-        """Scan `file` (a name for messages), the output of `rank` where one rank wrote it."""
+        """Scan `file` (a name for messages), the output of `rank` where one rank wrote it.
+
+        `large`: see `Gate`.
+        """
         self._catalogue = catalogue
-        self._gate = Gate(catalogue.gate_words)
+        self._gate = Gate(catalogue.literals, large=large)
         self._file = file
         self._rank = rank
         self._year = year
@@ -129,7 +134,7 @@ class Scanner:
         for piece in segments(lines[index].decode(errors="replace"))[-_PIECES:]:
             line = normalize(piece, self._year)
             rank = line.rank if line.rank is not None else rank
-            for text in windows(line.text, self._catalogue.gate_words):
+            for text in windows(line.text, self._catalogue.literals):
                 self._match(LogLine(text, rank, line.at_s), lines, index, number)
 
     def _match(self, line: LogLine, lines: list[bytes], index: int, number: int) -> None:
