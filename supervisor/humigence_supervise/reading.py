@@ -12,9 +12,9 @@ from humigence_supervise.catalogue import load_catalogue
 from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, PLAN_FILE, RANKS_DIR
 from humigence_supervise.domain import Diagnosis, Evidence, Hit, RankExit
 from humigence_supervise.observe.evidence import gather, scan_file
+from humigence_supervise.observe.launchers import status_of
 from humigence_supervise.observe.logs import LogReader
 from humigence_supervise.observe.scan import Scan, Scanner
-from humigence_supervise.observe.traceback import status_of
 from humigence_supervise.printable import for_people
 from humigence_supervise.small_json import read_small_json
 

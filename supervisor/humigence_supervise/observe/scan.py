@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from humigence_supervise.catalogue import Catalogue, Row
-from humigence_supervise.domain import ExitStatus, Hit, RankExit
+from humigence_supervise.domain import ExitStatus, Hit, Kind, RankExit, Role
 from humigence_supervise.gate import Gate
-from humigence_supervise.observe.lines import LogLine, normalize, segments, windows
+from humigence_supervise.observe.characters import Narrower, decode
+from humigence_supervise.observe.clocks import with_times
+from humigence_supervise.observe.launchers import (
+    MAY_TELL_END,
+    block_rank,
+    ended_in,
+    more_telling,
+)
+from humigence_supervise.observe.lines import LogLine, read_line, windows
 from humigence_supervise.observe.logs import Block
+from humigence_supervise.observe.neighbours import Neighbours
 from humigence_supervise.observe.recovery import forgive
+from humigence_supervise.observe.stamps import Stamp
 from humigence_supervise.observe.traceback import (
     crash_frame,
-    exit_of_job,
-    exit_of_rank,
     is_in_traceback,
-    is_root_failure,
     spawned_rank,
     user_frame,
 )
+from humigence_supervise.observe.wrapped import continued, rows_across
 
 _ABOVE_LINES: Final = 80
 _BELOW_LINES: Final = 60
 _HITS_PER_ROW: Final = 12
-_LOOKS_AROUND: Final = 2_000
-"""Times a scan looks at the lines around a hit: bounds the cost of a flood of errors."""
-
-_PIECES: Final = 200
 _TEXT_MAX: Final = 2_000
 _END_LINES: Final = 4
 _END_SEARCHED: Final = 20
+_TAIL_LINES: Final = 2_000
+"""How the job ended is told in the last lines; they are looked through for it once more."""
+
+_UNGATED_LINES: Final = 400
+"""When nothing was found, so many last lines are read once more, each with its successor."""
+
 _PROGRESS_SAMPLES: Final = 200
 _PROGRESS_KEPT: Final = 2_000
 _LOOSE_LINES: Final = 30
@@ -59,6 +70,24 @@ class Scan:
     lines: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A line's place: its number, and how to see the texts above and below it."""
+
+    number: int
+    above: Callable[[], list[str]]
+    below: Callable[[], list[str]]
+
+
+def _outdented(text: str) -> str:
+    """Return a message without the indent of a block; source lines are indented deeper."""
+    message = text.lstrip(" ")
+    return message if len(text) - len(message) < _SOURCE_INDENT else text
+
+
+_SOURCE_INDENT: Final = 4
+
+
 class Scanner:
     """Reads one file block by block; `finish` closes it. Answers depend on the lines alone."""
 
@@ -77,126 +106,177 @@ class Scanner:
         """
         self._catalogue = catalogue
         self._gate = Gate(catalogue.literals, large=large)
+        self._narrower = Narrower()
+        self._neighbours = Neighbours(year)
         self._file = file
         self._rank = rank
         self._year = year
-        self._before: list[bytes] = []
-        self._ends: list[tuple[int, LogLine]] = []
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._counts: Counter[tuple[str, int | None]] = Counter()
-        self._looks = 0
-        self._loose: list[Hit] = []
+        self._found: list[tuple[Hit, tuple[Stamp, ...]]] = []
+        self._loose: list[tuple[Hit, tuple[Stamp, ...]]] = []
+        self._seen: set[tuple[str, int | None, int]] = set()
         self._progress_lines: list[int] = []
         self.result = Scan()
 
     def feed(self, block: Block) -> None:
         """Read the next whole lines."""
-        lines = self._before + block.lines
-        offset = len(self._before)
-        for index in self._gate.hot_lines(block.lines):
-            self._read(lines, offset + index, block.first_line + index)
-        self._note_progress(block)
-        self._note_end(block)
-        self._before = lines[-_ABOVE_LINES:]
-        self.result.lines = block.first_line + len(block.lines) - 1
+        fresh = self._narrower.lines(block.lines)
+        before = list(self._tail)[-_ABOVE_LINES:]
+        lines = before + fresh
+        for index in self._gate.hot_lines(fresh):
+            self._read(lines, len(before) + index, block.first_line + index)
+        self._note_progress(block.first_line, fresh)
+        self._tail.extend(fresh)
+        self.result.lines = block.first_line + len(fresh) - 1
 
     def finish(self) -> Scan:
-        """Return the result; texts that count only at the end of a log are looked for now."""
-        for number, line in self._ends:
-            row = self._catalogue.match(line.text)
-            if row is not None and row.at_end:
-                self._keep(row, line, number, [], [])
+        """Return the result; what counts only at the end of a log is looked for now."""
+        tail = list(self._tail)
+        first = self.result.lines - len(tail) + 1
+        if not any(hit.role is Role.ROOT for hit, _ in self._found):
+            self._read_ungated(tail, first)
+        self._read_end(tail, first)
+        for index, raw in enumerate(tail):
+            if MAY_TELL_END.search(raw):
+                self._note_ends(tail, index)
         last = self.result.lines
-        self.result.hits += [hit for hit in self._loose if hit.line > last - _LOOSE_LINES]
-        self.result.hits.sort(key=lambda hit: hit.line)
-        self.result.hits = forgive(self.result.hits, self._progress_lines)
+        self._found += [entry for entry in self._loose if entry[0].line > last - _LOOSE_LINES]
+        hits = sorted(with_times(self._found), key=lambda hit: hit.line)
+        self.result.hits = forgive(hits, self._progress_lines)
         self.result.progress_seen = bool(self._progress_lines)
         return self.result
 
-    def _note_end(self, block: Block) -> None:
-        """Remember the last lines that say something (rules of dashes do not)."""
-        first = max(0, len(block.lines) - _END_SEARCHED)
-        for number, raw in enumerate(block.lines[first:], block.first_line + first):
-            line = normalize(raw[-_TEXT_MAX:].decode(errors="replace"), self._year)
-            if any(map(str.isalnum, line.text)):
-                self._ends = [*self._ends[-_END_LINES + 1 :], (number, line)]
-
-    def _note_progress(self, block: Block) -> None:
-        """Note which lines show progress; a big block is sampled."""
-        stride = max(1, len(block.lines) // _PROGRESS_SAMPLES)
-        for index in range(0, len(block.lines), stride):
-            raw = block.lines[index]
-            if _PROGRESS.search(raw[-1_000:].decode(errors="replace")):
-                self._progress_lines.append(block.first_line + index)
-        del self._progress_lines[:-_PROGRESS_KEPT]
+    # --- one line ------------------------------------------------------------------------------
 
     def _read(self, lines: list[bytes], index: int, number: int) -> None:
-        rank = self._rank
-        for piece in segments(lines[index].decode(errors="replace"))[-_PIECES:]:
-            line = normalize(piece, self._year)
-            rank = line.rank if line.rank is not None else rank
-            for text in windows(line.text, self._catalogue.literals):
-                self._match(LogLine(text, rank, line.at_s), lines, index, number)
+        pieces = read_line(decode(lines[index]), self._year)
+        for at, piece in enumerate(pieces):
+            rank = self._rank if piece.rank is None else piece.rank
+            place = self._place(lines, index, number, pieces, at)
+            for text in windows(piece.text, self._catalogue.literals):
+                self._match(LogLine(_outdented(text), rank, piece.at_s, piece.stamps), place)
 
-    def _match(self, line: LogLine, lines: list[bytes], index: int, number: int) -> None:
-        around: list[list[str]] = []
+    def _place(
+        self,
+        lines: list[bytes],
+        index: int,
+        number: int,
+        pieces: list[LogLine],
+        at: int,
+    ) -> _Place:
+        rank = pieces[at].rank
+        seen: list[list[str]] = []
 
         def above() -> list[str]:
-            if not around:
-                around.append(self._neighbours(lines[max(0, index - _ABOVE_LINES) : index], line))
-            return around[0]
+            if not seen:
+                start = max(0, index - _ABOVE_LINES)
+                seen.append(self._neighbours.texts(lines[start:index], rank))
+            return seen[0] + [piece.text for piece in pieces[:at]]
 
-        row = self._catalogue.match(line.text, lambda: "\n".join(above()))
+        def below() -> list[str]:
+            rest = [piece.text for piece in pieces[at + 1 :]]
+            return rest + self._neighbours.texts(lines[index + 1 : index + 1 + _BELOW_LINES], rank)
+
+        return _Place(number, above, below)
+
+    def _match(self, line: LogLine, place: _Place) -> None:
+        row = self._catalogue.match(line.text, lambda: "\n".join(place.above()))
         if row is None or row.at_end:
             return
         if row.id == "process.exit_code":
-            self._note_exit(line.text, above())
+            self._note_end(line.text, place.above)
         key = (row.id, line.rank)
         self._counts[key] += 1
         if self._counts[key] <= _HITS_PER_ROW:
-            below = lines[index + 1 : index + 1 + _BELOW_LINES]
-            self._keep(row, line, number, above(), below)
+            self._keep(row, line, place)
 
-    def _keep(
-        self,
-        row: Row,
-        line: LogLine,
-        number: int,
-        above: list[str],
-        below: list[bytes],
-    ) -> None:
+    def _keep(self, row: Row, line: LogLine, place: _Place) -> None:
+        seen = (row.id, line.rank, place.number)
+        if seen in self._seen:
+            return
+        self._seen.add(seen)
+        above = place.above()
         frame = user_frame(above)
-        if not frame and line.text.startswith("Fatal Python error"):
-            frame = crash_frame(self._neighbours(below, line))
+        text = line.text
+        if not frame and text.startswith("Fatal Python error"):
+            frame = crash_frame(place.below())
+        if row.kind is Kind.CUDA_OOM:
+            text = continued(text, place.below())
+        rank = line.rank
+        if rank is None:
+            rank = spawned_rank(above)
+        if rank is None:
+            rank = block_rank(above)
         hit = Hit(
             signature=row.id,
             kind=row.kind,
             role=row.role,
-            rank=line.rank if line.rank is not None else spawned_rank(above),
+            rank=rank,
             file=self._file,
-            line=number,
-            text=line.text[:_TEXT_MAX],
-            at_s=line.at_s,
+            line=place.number,
+            text=text[:_TEXT_MAX],
             frame=frame,
         )
-        if row.fallback and not is_in_traceback(above):
-            self._loose.append(hit)
-        else:
-            self.result.hits.append(hit)
+        loose = row.fallback and not is_in_traceback(above)
+        (self._loose if loose else self._found).append((hit, line.stamps))
 
-    def _neighbours(self, lines: list[bytes], line: LogLine) -> list[str]:
-        """Return the texts of neighbouring lines that the same rank wrote."""
-        self._looks += 1
-        if self._looks > _LOOKS_AROUND:
-            return []
-        texts = (normalize(raw[-_TEXT_MAX:].decode(errors="replace"), self._year) for raw in lines)
-        return [other.text for other in texts if other.rank in (None, line.rank)]
+    # --- the end of the log --------------------------------------------------------------------
 
-    def _note_exit(self, text: str, above: list[str]) -> None:
-        ended = exit_of_rank(text, above)
-        if ended is None:
-            self.result.job = exit_of_job(text) or self.result.job
+    def _read_end(self, tail: list[bytes], first: int) -> None:
+        """Match the rows that count only where a log ends, in its last lines that say something."""
+        ends: list[tuple[int, LogLine]] = []
+        for index in range(max(0, len(tail) - _END_SEARCHED), len(tail)):
+            line = next(iter(self._neighbours.line(tail[index])[-1:]), LogLine(""))
+            if any(map(str.isalnum, line.text)):
+                ends.append((first + index, line))
+        for number, line in ends[-_END_LINES:]:
+            row = self._catalogue.match(line.text)
+            if row is not None and row.at_end:
+                self._keep(row, line, _Place(number, list, list))
+
+    def _read_ungated(self, tail: list[bytes], first: int) -> None:
+        """Read what the gate could not see: words that colours, escapes or line breaks cut."""
+        for index in range(max(0, len(tail) - _UNGATED_LINES), len(tail)):
+            self._read(tail, index, first + index)
+            if index + 1 < len(tail):
+                self._read_across(tail, index, first + index)
+
+    def _read_across(self, tail: list[bytes], index: int, number: int) -> None:
+        firsts, seconds = self._neighbours.line(tail[index]), self._neighbours.line(tail[index + 1])
+        if not firsts or not seconds or seconds[0].rank not in (None, firsts[-1].rank):
             return
-        rank, pid, status = ended
-        self.result.exits[rank] = RankExit(rank, pid, status)
-        if is_root_failure(above):
-            self.result.first_dead = rank
+        line = firsts[-1]
+        for row, text in rows_across(self._catalogue, line.text, seconds[0].text):
+            rank = self._rank if line.rank is None else line.rank
+            place = self._place(tail, index, number, list(firsts), len(firsts) - 1)
+            self._keep(row, LogLine(text, rank, line.at_s, line.stamps), place)
+
+    def _note_ends(self, tail: list[bytes], index: int) -> None:
+        pieces = self._neighbours.line(tail[index])
+        for at, piece in enumerate(pieces):
+            self._note_end(piece.text, self._place(tail, index, 0, list(pieces), at).above)
+
+    def _note_end(self, text: str, above: Callable[[], list[str]]) -> None:
+        ended = ended_in(text, above)
+        if ended is None:
+            return
+        exits = self.result.exits
+        if not ended.ranks:
+            self.result.job = more_telling(self.result.job, ended.status)
+        if not ended.pid and any(known.pid for known in exits.values()):
+            return  # a scheduler counts tasks; a launcher that names pids knows the ranks
+        for rank in [rank for rank, known in exits.items() if known.pid == ended.pid != 0]:
+            del exits[rank]
+        for rank in ended.ranks:
+            exits[rank] = RankExit(rank, ended.pid, ended.status)
+        if ended.is_first:
+            self.result.first_dead = ended.ranks[0]
+
+    def _note_progress(self, first_line: int, lines: list[bytes]) -> None:
+        """Note which lines show progress; a big block is sampled."""
+        stride = max(1, len(lines) // _PROGRESS_SAMPLES)
+        for index in range(0, len(lines), stride):
+            if _PROGRESS.search(lines[index][-1_000:].decode(errors="replace")):
+                self._progress_lines.append(first_line + index)
+        del self._progress_lines[:-_PROGRESS_KEPT]

@@ -1,119 +1,129 @@
-"""What stands around an interesting line: Python frames, launcher blocks (pure)."""
+"""The Python frames around an interesting line, in every dialect of traceback (pure)."""
 
 from __future__ import annotations
 
 import re
-import signal
+from dataclasses import dataclass
 from typing import Final
 
-from humigence_supervise.domain import ExitStatus
-
-_FRAME: Final = re.compile(
+_PYTHON: Final = re.compile(
     r'File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:,? in (?P<name>\S+))?',
 )
-_NOTEBOOK_FRAME: Final = re.compile(r"-+> ?\d+ ")
+_DIALECTS: Final = (
+    _PYTHON,
+    # IPython 8: File ~/train.py:12, in main(args)
+    re.compile(r"^\s*File (?P<path>[^\":]{1,300}):(?P<line>\d+)(?:, in (?P<name>[\w.<>]+))?"),
+    # IPython 8: Cell In[3], line 2, in main(args); 7: Input In [3], in <cell line: 2>()
+    re.compile(
+        r"^\s*(?:Cell |Input )?(?P<path>In ?\[\d+\]), line (?P<line>\d+)(?:, in (?P<name>\w+))?"
+    ),
+    re.compile(
+        r"^\s*Input (?P<path>In \[\d+\]), in (?:<cell line: (?P<line>\d+)>|(?P<name>[\w.]+))"
+    ),
+    # rich: /app/train.py:84 in forward
+    re.compile(
+        r"^\s*(?P<path>(?:[A-Za-z]:)?[^\s:\"]{1,300}\.pyx?):(?P<line>\d+) in ?(?P<name>\S+)?",
+    ),
+    # IPython before 8: the line's number stands in the source below
+    re.compile(
+        r"^\s*(?P<path><ipython-input-[^>]{1,80}>|[/~][^\s:]{1,300}\.pyc?) in "
+        r"(?P<name>[\w.<>]+)(?P<line>)",
+    ),
+)
+_MAY_BE_FRAME: Final = re.compile(r"File |In ?\[|\.py|<ipython-input")
+_ARROW: Final = re.compile(r"^\s*(?:-{2,}>|❱) ?(\d+) ")
+_WRAPPED: Final = re.compile(r"^\s*:\d+ in\b")
 _LIBRARY: Final = re.compile(
-    r"(?:site|dist)-packages|[/\\]lib[/\\]python\d|<frozen |<string>|importlib"
-    r"|/bin/(?:torchrun|accelerate|deepspeed)$",
+    r"(?:site|dist)-packages|[/\\]lib(?:64)?[/\\]python\d|[Pp]ython-?3?[\d.]+[/\\][Ll]ib[/\\]"
+    r"|[/\\]envs[/\\][^/\\]+[/\\][Ll]ib[/\\]|[/\\](?:ana|mini)conda\d?[/\\][Ll]ib[/\\]"
+    r"|<frozen |<string>|<stdin>|importlib|<__array_function__|__torch__|torchinductor_"
+    r"|[/\\]torch[/\\](?:nn|distributed|utils|autograd|multiprocessing|_\w+|optim|cuda)[/\\]"
+    r"|[/\\]bin[/\\][\w-]+$|\.exe[/\\]__main__\.py$",
 )
 _TRACEBACK: Final = "Traceback (most recent call"
-_RANK_ROW: Final = re.compile(r"rank *:? *(\d+) *\(local.rank: *(\d+)\)")
-_EXIT_ROW: Final = re.compile(r"exitcode *: *(-?\d+) *\(pid: *(\d+)\)")
-_EXIT_LINE: Final = re.compile(r"\(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_SPAWN_LINE: Final = re.compile(
-    r"[Pp]rocess (\d+) terminated with (?:signal (SIG[A-Z]+)|exit code (\d+))",
-)
-_JOB_CODE: Final = re.compile(
-    r"(?:exits with return code =|finished with exit code|returned non-zero exit status) (-?\d+)",
-)
-_JOB_SIGNAL: Final = re.compile(r"died with <Signals\.(SIG[A-Z]+)|^(Killed)$|: +\d+ (Killed)  ")
+_CHAINED: Final = re.compile(r"During handling of the above|The above exception was the direct")
 _SPAWNED: Final = re.compile(r"-- Process (\d+) terminated with the following error")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One frame; `line` and `name` are "" where the dialect leaves them out."""
+
+    path: str
+    line: str
+    name: str
+
+    @property
+    def is_own(self) -> bool:
+        return not _LIBRARY.search(self.path)
+
+    def __str__(self) -> str:
+        file = re.split(r"[/\\]", self.path)[-1]
+        where = f"{file}:{self.line}" if self.line else file
+        return f"{where} in {self.name}" if self.name else where
 
 
 def user_frame(above: list[str]) -> str:
     """Return the innermost frame of the user's own code ("train.py:84 in forward"), or "".
 
-    `above` are the lines over an exception, oldest first; only the last traceback counts.
+    `above` are the lines over an exception, oldest first. The last traceback counts; where it
+    never leaves library code, the one it was chained to.
     """
-    frames: list[re.Match[str]] = []
-    for text in reversed(above):
+    arrow = ""
+    chained = True
+    for text in reversed(_rejoined(above)):
+        if found := _ARROW.match(text):
+            arrow = found[1]
+        frame = _frame_in(text)
+        if frame is not None:
+            if frame.is_own and chained:
+                return str(frame if frame.line else _Frame(frame.path, arrow, frame.name))
+            arrow = ""
         if _TRACEBACK in text:
-            break
-        if found := _FRAME.search(text):
-            frames.append(found)
-    return _innermost(frames)
-
-
-def is_in_traceback(above: list[str]) -> bool:
-    """Return whether a traceback, or a part of one, stands over a line."""
-    return any(
-        _TRACEBACK in text or _FRAME.search(text) or _NOTEBOOK_FRAME.match(text) for text in above
-    )
+            chained = False
+        elif _CHAINED.search(text):
+            chained = True
+    return ""
 
 
 def crash_frame(below: list[str]) -> str:
     """Return the innermost user frame of a faulthandler stack, which stands below its title."""
-    frames: list[re.Match[str]] = []
+    frames: list[_Frame] = []
     for text in below:
         if "Current thread" in text:
             frames.clear()
-        if found := _FRAME.search(text):
-            frames.append(found)
-    return _innermost(frames)
+        if frame := _frame_in(text):
+            frames.append(frame)
+    return next((str(frame) for frame in frames if frame.is_own), "")
 
 
-def _innermost(frames: list[re.Match[str]]) -> str:
-    """Choose from frames that stand innermost first."""
-    own = next((frame for frame in frames if not _LIBRARY.search(frame["path"])), None)
-    if own is None:
-        return ""
-    file = re.split(r"[/\\]", own["path"])[-1]
-    name = own["name"]
-    return f"{file}:{own['line']} in {name}" if name else f"{file}:{own['line']}"
+def is_in_traceback(above: list[str]) -> bool:
+    """Return whether a traceback, or a part of one, stands over a line."""
+    return any(_TRACEBACK in text or _frame_in(text) or _ARROW.match(text) for text in above)
+
+
+def _frame_in(text: str) -> _Frame | None:
+    if not _MAY_BE_FRAME.search(text):
+        return None
+    for dialect in _DIALECTS:
+        if found := dialect.search(text):
+            name = (found["name"] or "").split("(")[0]
+            return _Frame(found["path"], found["line"] or "", name)
+    return None
+
+
+def _rejoined(above: list[str]) -> list[str]:
+    """Put together the frames that a box was too narrow for: path on one line, number below."""
+    lines: list[str] = []
+    for text in above:
+        if lines and _WRAPPED.match(text):
+            lines[-1] = lines[-1].rstrip() + text.strip()
+        else:
+            lines.append(text)
+    return lines
 
 
 def spawned_rank(above: list[str]) -> int | None:
     """Return the rank that torch.multiprocessing.spawn names over a traceback, None if none."""
     named = [found for text in above if (found := _SPAWNED.search(text))]
     return int(named[-1][1]) if named else None
-
-
-def exit_of_rank(line: str, above: list[str]) -> tuple[int, int, ExitStatus] | None:
-    """Return (rank, pid, status) from a launcher's line about an ended rank, None if it is none.
-
-    pid is 0 where the launcher does not print it. `above` holds the lines right above, among
-    them the rank in torchrun's ChildFailedError block.
-    """
-    if found := _EXIT_LINE.search(line):
-        return int(found[2]), int(found[3]), status_of(int(found[1]))
-    if found := _SPAWN_LINE.search(line):
-        status = _named_signal(found[2]) if found[2] else ExitStatus(code=int(found[3]))
-        return int(found[1]), 0, status
-    if found := _EXIT_ROW.search(line):
-        ranks = [row for text in (*above[-4:], line) if (row := _RANK_ROW.search(text))]
-        return (int(ranks[-1][1]), int(found[2]), status_of(int(found[1]))) if ranks else None
-    return None
-
-
-def exit_of_job(line: str) -> ExitStatus | None:
-    """Return how the job as a whole ended, where a launcher or shell says so."""
-    if found := _JOB_CODE.search(line):
-        return status_of(int(found[1]))
-    if found := _JOB_SIGNAL.search(line):
-        return _named_signal(found[1] or "SIGKILL")
-    return None
-
-
-def is_root_failure(above: list[str]) -> bool:
-    """Return whether a ChildFailedError entry stands in its "Root Cause" part."""
-    return any(text.lstrip().startswith("Root Cause") for text in above[-12:])
-
-
-def status_of(code: int) -> ExitStatus:
-    """Turn a code as Python's subprocess counts it (negative: signal) into a status."""
-    return ExitStatus(code=code) if code >= 0 else ExitStatus(signal=-code)
-
-
-def _named_signal(name: str) -> ExitStatus:
-    known = signal.Signals.__members__.get(name)
-    return ExitStatus(signal=int(known)) if known else ExitStatus()
