@@ -24,6 +24,7 @@ from humigence_supervise.happenings import (
     Context,
     Diagnosed,
     Launched,
+    LogSampled,
     NotPrepared,
     Refused,
     SignatureSeen,
@@ -160,6 +161,16 @@ def matched(state: State, context: Context, event: SignatureSeen) -> Record:
     return _of_attempt(
         state, context, Event.SIGNATURE_MATCHED, event.message, event.facts, level=Level.WARNING
     )
+
+
+def sampled(state: State, context: Context, event: LogSampled) -> Record:
+    """A live log grows too fast to be read whole; its newest part is."""
+    facts: Facts = {"rank": event.rank, "file": event.file, "skipped_bytes": event.skipped_bytes}
+    message = (
+        f"Rank {event.rank} writes faster than its log is read while it runs: "
+        f"{event.skipped_bytes >> 20} MiB of {event.file} were left out so far."
+    )
+    return _of_attempt(state, context, Event.LOG_SAMPLED, message, facts)
 
 
 def ended_badly(exit_: RankExit) -> bool:

@@ -113,6 +113,15 @@ class SignatureSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSampled:
+    """A live log grew faster than it is read; `skipped_bytes` of it in all were left out."""
+
+    rank: int
+    file: str
+    skipped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosed:
     """The evidence of the ended attempt is read. Steps are completed steps."""
 
@@ -150,6 +159,7 @@ Happening = (
     | ProgressMade
     | CheckpointSeen
     | SignatureSeen
+    | LogSampled
     | Diagnosed
     | StopRequested
     | Tick

@@ -49,7 +49,14 @@ TICK_S = 0.5
 SPACE_TICK_S = 1.0
 """How often a full disk is looked at."""
 
-NEWS = frozenset((Event.ATTEMPT_PROGRESS, Event.SIGNATURE_MATCHED, Event.CHECKPOINT_COMMITTED))
+NEWS = frozenset(
+    (
+        Event.ATTEMPT_PROGRESS,
+        Event.SIGNATURE_MATCHED,
+        Event.LOG_SAMPLED,
+        Event.CHECKPOINT_COMMITTED,
+    )
+)
 """What may be missing from the journal of a full disk: the files it tells of tell it too."""
 
 STOPS = {

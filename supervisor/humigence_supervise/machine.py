@@ -34,6 +34,7 @@ from humigence_supervise.happenings import (
     Happening,
     Launch,
     Launched,
+    LogSampled,
     NotLaunched,
     NotPrepared,
     Prepare,
@@ -168,6 +169,8 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             return (Append(entries.committed(state, context, event.checkpoint)),)
         case SignatureSeen():
             return (Append(entries.matched(state, context, event)),)
+        case LogSampled():
+            return (Append(entries.sampled(state, context, event)),)
         case RankDied():
             if not entries.ended_badly(event.exit) or state.stop is not None:
                 return ()

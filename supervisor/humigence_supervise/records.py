@@ -36,6 +36,7 @@ class Event(StrEnum):
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     CHECKPOINT_REFUSED = "checkpoint.refused"
     SIGNATURE_MATCHED = "signature.matched"
+    LOG_SAMPLED = "log.sampled"
     HANG_SUSPECTED = "hang.suspected"
     DIAGNOSIS_MADE = "diagnosis.made"
     DECISION_MADE = "decision.made"

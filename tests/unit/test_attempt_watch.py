@@ -8,7 +8,7 @@ import pytest
 
 from humigence_supervise import contract, proc
 from humigence_supervise.catalogue import load_catalogue
-from humigence_supervise.happenings import ProgressMade, SignatureSeen
+from humigence_supervise.happenings import LogSampled, ProgressMade, SignatureSeen
 from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.progress import POLL_BYTES
 
@@ -126,3 +126,23 @@ def test_drain_goes_to_the_end(attempt, watch):
     (attempt / contract.PROGRESS_DIR / "0.jsonl").symlink_to("0.jsonl")
     assert watch.drain() == []
     assert "0.jsonl" in watch.unread[0]
+
+
+def test_a_flood_is_sampled_and_said_when_it_doubled(attempt, watch):
+    """What was left out of a live log is said, thinned; the error at the flood's end is seen."""
+    log = attempt / contract.RANKS_DIR / "1" / "stderr.log"
+    said = []
+    for _ in range(8):
+        with log.open("ab") as stream:
+            stream.write(b"an ordinary line\n" * 700_000)
+        said += [one for one in watch.poll() if isinstance(one, LogSampled)]
+    with log.open("ab") as stream:
+        stream.write(b"an ordinary line\n" * 700_000 + OOM.encode())
+    last = watch.poll()
+    assert {one.rank for one in said} == {1}
+    assert [one.skipped_bytes >> 20 for one in said] == sorted(
+        {one.skipped_bytes >> 20 for one in said}
+    )
+    assert said[-1].skipped_bytes > 4 * said[0].skipped_bytes > 0
+    assert len(said) < 5
+    assert [one.facts["rank"] for one in last if isinstance(one, SignatureSeen)] == [1]

@@ -1,6 +1,7 @@
 """Raw lines and log files of every kind, at rest and growing."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -131,15 +132,48 @@ def test_what_is_no_file_is_refused(tmp_path, kind):
         OpenLog(path)
 
 
+def test_a_long_line_of_progress_bars_is_read_in_all_its_parts(tmp_path):
+    """Between progress bars without newlines an error is found anywhere, with its line number."""
+    path = tmp_path / "a.log"
+    bars = b"".join(b"\r%7d/900000 [00:10<00:20, 3.1it/s]" % number for number in range(60_000))
+    error = b"\rValueError: glued"
+    path.write_bytes(b"first\n" + bars + error + bars + b"\nthird\n" + bars + error)
+    lines, unread = read_all(path)
+    assert unread == ""
+    assert b"".join(raw for number, raw in lines if number == 2) == bars + error + bars
+    assert b"".join(raw for number, raw in lines if number == 4) == bars + error
+    assert [number for number, raw in lines if raw in {b"first", b"third"}] == [1, 3]
+    assert max(len(raw) for _, raw in lines) < 10_000
+
+
+@pytest.fixture
+def tailed(tmp_path):
+    """Return a function that follows a log; what it opened is closed after the test."""
+    tails = []
+
+    def follow(name="stderr.log"):
+        tails.append(LogTail(tmp_path / name))
+        return tails[-1]
+
+    yield follow
+    for tail in tails:
+        tail.close()
+
+
+def open_descriptors():
+    """Return how many descriptors this process holds."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def texts(tail):
     """Return the texts of one poll."""
     return [line.text for line in tail.poll()]
 
 
-def test_tail_follows_a_growing_log(tmp_path):
+def test_tail_follows_a_growing_log(tmp_path, tailed):
     """New lines come once; an unfinished one waits for its end; ordinary output is left out."""
     path = tmp_path / "stderr.log"
-    tail = LogTail(path)
+    tail = tailed()
     assert texts(tail) == []
     path.write_text("step 1\nValueError: a\nValue")
     assert texts(tail) == ["ValueError: a"]
@@ -150,25 +184,64 @@ def test_tail_follows_a_growing_log(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["rename", "truncate"])
-def test_tail_survives_rotation(tmp_path, how):
+def test_tail_survives_rotation(tmp_path, tailed, how):
     """After a rotation the new file is read from its beginning, not joined to an old half line."""
     path = tmp_path / "stderr.log"
     path.write_text("ValueError: old and long enough\nValueError: unfinished ")
-    tail = LogTail(path)
+    tail = tailed()
     assert len(texts(tail)) == 1
     if how == "rename":
         path.rename(tmp_path / "stderr.log.1")
     path.write_text("ValueError: new\n")
-    assert texts(tail) == ["ValueError: new"]
+    assert texts(tail) == ["ValueError: unfinished", "ValueError: new"]
 
 
-def test_tail_samples_a_flood_and_counts_what_it_left_out(tmp_path):
+def test_what_was_appended_before_a_rename_is_not_lost(tmp_path, tailed):
+    """The rest of a renamed or removed log is read before the new one, also what came late."""
+    path, old = tmp_path / "stderr.log", tmp_path / "stderr.log.1"
+    path.write_text("ValueError: one\n")
+    tail = tailed()
+    assert texts(tail) == ["ValueError: one"]
+    with path.open("a") as stream:
+        stream.write("ValueError: two\n")
+        stream.flush()
+        path.rename(old)
+        assert texts(tail) == ["ValueError: two"]
+        path.touch()  # logrotate makes it; the writer has not reopened its log
+        stream.write("ValueError: three\n")
+        stream.flush()
+        assert texts(tail) == ["ValueError: three"]
+        stream.write("ValueError: four\n")
+    path.write_text("ValueError: five\n")
+    old.unlink()
+    assert texts(tail) + texts(tail) == ["ValueError: four", "ValueError: five"]
+    path.unlink()
+    assert texts(tail) == []
+
+
+def test_tail_samples_a_flood_and_counts_what_it_left_out(tmp_path, tailed):
     """Far behind, only the newest part is read, and the rest is counted."""
     path = tmp_path / "stderr.log"
     path.write_bytes(b"x" * 99 + b"\n")
-    tail = LogTail(path)
+    tail = tailed()
     tail.poll()
     with path.open("ab") as stream:
-        stream.write((b"y" * 99 + b"\n") * 200_000 + b"ValueError: end\n")
-    assert texts(tail) == ["ValueError: end"]
+        stream.write((b"y" * 80 + b" ValueError: y\n") * 200_000 + b"ValueError: end\n")
+    seen = texts(tail)
+    assert seen[-1] == "ValueError: end"
+    assert all(text.startswith("y" * 80) for text in seen[:-1])  # no half line after the gap
     assert tail.skipped_bytes > 10_000_000
+
+
+def test_tail_leaves_nothing_open(tmp_path):
+    """A closed tail holds no descriptor, and can go on."""
+    path = tmp_path / "stderr.log"
+    path.write_text("ValueError: a\n")
+    before = open_descriptors()
+    tail = LogTail(path)
+    assert texts(tail) == ["ValueError: a"]
+    assert open_descriptors() == before + 1
+    tail.close()
+    assert open_descriptors() == before
+    assert texts(tail) == []
+    tail.close()

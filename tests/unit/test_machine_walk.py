@@ -37,6 +37,7 @@ from humigence_supervise.happenings import (
     Happening,
     Launch,
     Launched,
+    LogSampled,
     NotLaunched,
     NotPrepared,
     Prepare,
@@ -169,6 +170,7 @@ def answers(world: World) -> Iterator[Happening]:
         yield CheckpointSeen(Checkpoint(Path("/c"), state.checkpoint_step + 5, 40))
         yield TreeGone("gone", 0.0)
         yield SignatureSeen({"signature": "x"}, "seen")
+        yield LogSampled(0, "ranks/0/stderr.log", 1 << 30)
         yield ProgressMade(
             Progress(0, NOW_S, state.first_step + 3, 0, 0, 8, math.nan, Section.TRAIN)
         )

@@ -11,9 +11,11 @@ from humigence_supervise.catalogue import Catalogue
 from humigence_supervise.checkpoints.choose import candidates
 from humigence_supervise.checkpoints.verify import verify
 from humigence_supervise.domain import Progress, RankExit, Role, Section
+from humigence_supervise.gate import Gate
 from humigence_supervise.happenings import (
     CheckpointSeen,
     Happening,
+    LogSampled,
     ProgressMade,
     RankDied,
     SignatureSeen,
@@ -23,6 +25,7 @@ from humigence_supervise.observe.logs import LogTail
 from humigence_supervise.observe.progress import ProgressTail
 from humigence_supervise.records import Json
 
+STDERR_LOG = "stderr.log"
 SIGNATURES_MAX = 20
 """Distinct root signatures journaled of one attempt while it lives; the diagnosis reads all."""
 
@@ -43,10 +46,12 @@ class AttemptWatch:
         self._checkpoint_dir = checkpoint_dir
         self._seen_checkpoint = -1
         self._catalogue = catalogue
-        self._tails = [
-            (rank, LogTail(attempt_dir / contract.RANKS_DIR / str(rank) / "stderr.log"))
+        gate = Gate(catalogue.literals)  # one for all: what it remembers is true of every rank
+        self._tails = {
+            rank: LogTail(attempt_dir / contract.RANKS_DIR / str(rank) / STDERR_LOG, gate)
             for rank in range(world_size)
-        ]
+        }
+        self._said_skipped = dict.fromkeys(self._tails, 0)
         self._matched: set[tuple[int, str]] = set()
         self.exits: dict[int, RankExit] = {}
         self.first_dead: int | None = None
@@ -78,8 +83,10 @@ class AttemptWatch:
         return happenings
 
     def close(self) -> None:
-        """Let go of the pidfds."""
+        """Let go of the pidfds and the logs."""
         self._ranks.close()
+        for tail in self._tails.values():
+            tail.close()
 
     def _died(self, unread: list[str]) -> list[Happening]:
         happenings: list[Happening] = []
@@ -125,12 +132,16 @@ class AttemptWatch:
 
     def _spoke(self, unread: list[str]) -> list[Happening]:
         happenings: list[Happening] = []
-        for rank, tail in self._tails:
+        for rank, tail in self._tails.items():
             try:
                 lines = tail.poll()
             except OSError as error:
                 unread.append(f"the log of rank {rank} could not be read ({error.strerror})")
                 continue
+            if tail.skipped_bytes > 2 * self._said_skipped[rank]:  # thinned: said when it doubled
+                self._said_skipped[rank] = tail.skipped_bytes
+                file = f"{contract.RANKS_DIR}/{rank}/{STDERR_LOG}"
+                happenings.append(LogSampled(rank, file, tail.skipped_bytes))
             for line in lines:
                 row = self._catalogue.match(line.text)
                 if row is None or row.role is not Role.ROOT:

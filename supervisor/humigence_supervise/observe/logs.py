@@ -17,12 +17,16 @@ from typing import Final
 
 from humigence_supervise.catalogue import load_catalogue
 from humigence_supervise.gate import Gate
+from humigence_supervise.observe.characters import decode
 from humigence_supervise.observe.growing_file import GrowingFile
-from humigence_supervise.observe.lines import LogLine, normalize, segments
+from humigence_supervise.observe.lines import LogLine, read_line
 
 BLOCK_BYTES: Final = 1 << 20
 _MAX_LINE_BYTES: Final = 1 << 18
 """Of a longer line only head and tail are kept."""
+
+_BARS_BYTES: Final = 1 << 13
+"""A longer line of progress bars comes in parts: an error may be glued to any of them."""
 
 _TAIL_BYTES: Final = 1 << 20
 _TAIL_BACKLOG_BYTES: Final = 8 << 20
@@ -31,7 +35,10 @@ _TAIL_BACKLOG_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines of a file; `first_line` counts from 1."""
+    """Whole lines of a file; `first_line` counts from 1.
+
+    A long line of progress bars is spread over several blocks, all with its number.
+    """
 
     first_line: int
     lines: list[bytes]
@@ -112,29 +119,60 @@ class LogReader:
                 break
             left = None if left is None else left - len(data)
             *lines, carry = (carry + data).split(b"\n")
+            if lines:
+                yield from _blocks(first_line, lines)
+                first_line += len(lines)
+                in_cut_line = False
+            if len(carry) > 2 * _MAX_LINE_BYTES and (bar := carry.rfind(b"\r")) > 0:
+                yield from _blocks(first_line, [carry[:bar]])
+                carry = carry[bar:]
             if len(carry) > 2 * _MAX_LINE_BYTES:
                 carry = carry[:_MAX_LINE_BYTES] + b" ... " + carry[-_MAX_LINE_BYTES:]
-                self._cut_lines += 0 if in_cut_line and not lines else 1
+                self._cut_lines += 0 if in_cut_line else 1
                 in_cut_line = True
-            elif lines:
-                in_cut_line = False
-            if lines:
-                yield Block(first_line, lines)
-                first_line += len(lines)
         if carry:
-            yield Block(first_line, [carry])
+            yield from _blocks(first_line, [carry])
+
+
+def _blocks(first_line: int, lines: list[bytes]) -> Iterator[Block]:
+    """Yield the lines, those of many progress bars in parts."""
+    if max(map(len, lines)) > _BARS_BYTES:
+        start = 0
+        for index, line in enumerate(lines):
+            if len(line) > _BARS_BYTES and b"\r" in line:
+                if start < index:
+                    yield Block(first_line + start, lines[start:index])
+                yield from (Block(first_line + index, [part]) for part in _bars(line))
+                start = index + 1
+        first_line, lines = first_line + start, lines[start:]
+    if lines:
+        yield Block(first_line, lines)
+
+
+def _bars(line: bytes) -> Iterator[bytes]:
+    """Cut a line before carriage returns into parts of some kilobytes."""
+    start = 0
+    while len(line) - start > _BARS_BYTES:
+        end = line.rfind(b"\r", start + 1, start + _BARS_BYTES)
+        end = end if end > 0 else line.find(b"\r", start + _BARS_BYTES)
+        if end < 0:
+            break
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 class LogTail:
     """Follows a growing log and returns those of its new lines that could mean something.
 
-    Survives rotation and truncation (`GrowingFile`), keeps a partial last line back, and reads
-    a bounded number of bytes a call; `skipped_bytes` counts what a flood made it leave out.
+    Survives rotation (the rest of a renamed file is read first) and truncation, keeps a partial
+    last line back, and reads a bounded number of bytes a call: of a flood only the newest part.
+    `skipped_bytes` counts what was left out. Close it.
     """
 
     def __init__(self, path: Path, gate: Gate | None = None) -> None:
         """Follow `path`, which need not exist yet; `gate` judges lines."""
-        self._file = GrowingFile(path)
+        self._file = GrowingFile(path, held=True)
         self._gate = Gate(load_catalogue().literals) if gate is None else gate
         self._partial = b""
         self._restarts = 0
@@ -146,20 +184,31 @@ class LogTail:
         Raises:
             OSError: the file is there but cannot be read.
         """
-        waiting = self._file.waiting_bytes()
-        if waiting > _TAIL_BACKLOG_BYTES:
-            self.skipped_bytes += waiting - _TAIL_BYTES
-            self._file.offset += waiting - _TAIL_BYTES
-            self._partial = b""
+        flood = self._skip_flood()
         data = self._file.read(_TAIL_BYTES)
+        lines: list[bytes] = []
         if self._file.restarts != self._restarts:
             self._restarts = self._file.restarts
-            self._partial = b""
-        *lines, self._partial = (self._partial + data).split(b"\n")
+            lines, self._partial = [self._partial], b""
+        if flood:
+            data = data[data.find(b"\n") + 1 :]
+        *complete, self._partial = (self._partial + data).split(b"\n")
+        lines += complete
         if len(self._partial) > _MAX_LINE_BYTES:
             self._partial = self._partial[-_MAX_LINE_BYTES:]
-        return [
-            normalize(piece)
-            for index in self._gate.hot_lines(lines)
-            for piece in segments(lines[index].decode(errors="replace"))
-        ]
+        hot = self._gate.hot_lines(lines)
+        return [line for index in hot for line in read_line(decode(lines[index]))]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _skip_flood(self) -> bool:
+        """Leave out what cannot be read in time; the first line after it is not whole."""
+        left_out = self._file.waiting_bytes() - _TAIL_BYTES
+        if left_out <= _TAIL_BACKLOG_BYTES:
+            return False
+        self.skipped_bytes += left_out
+        self._file.offset += left_out
+        self._partial = b""
+        return True
