@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any, Final
 
 from humigence_supervise.domain import Kind, Remedy, Role
-from humigence_supervise.literals import required_literals
+from humigence_supervise.literals import LiteralIndex, required_literals
 
 _STRENGTH_OF_ROLE: Final = {Role.ROOT: 100, Role.SYMPTOM: 40, Role.CONTEXT: 0}
 
@@ -77,10 +77,11 @@ class Catalogue:
         # The end of a log is read without the gate.
         anywhere = {literal for row in ordered if not row.at_end for literal in row.literals}
         self.literals: Final = tuple(sorted(anywhere))
-        self._rows_of_literal = [
-            (literal, tuple(at for at, row in enumerate(ordered) if literal in row.literals))
-            for literal in sorted(literals)
-        ]
+        self._index = LiteralIndex(literals)
+        self._rows_of: dict[str, list[int]] = {literal: [] for literal in literals}
+        for at, row in enumerate(ordered):
+            for literal in row.literals:
+                self._rows_of[literal].append(at)
 
     def match(self, line: str, above: Callable[[], str] = _nothing_above) -> Row | None:
         """Return the strongest row that matches a normalized line, None when there is none.
@@ -89,9 +90,8 @@ class Catalogue:
         above (a traceback's frames), joined by newlines.
         """
         possible: set[int] = set()
-        for literal, rows in self._rows_of_literal:
-            if literal in line:
-                possible.update(rows)
+        for literal in self._index.in_line(line):
+            possible.update(self._rows_of[literal])
         context: str | None = None
         for at in sorted(possible):
             row = self.rows[at]

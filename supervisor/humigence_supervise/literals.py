@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
 
-_CLASS_ESCAPES = frozenset("dDwWsSbBAZ")
+_ZERO_WIDTH: Final = frozenset({r"\b", r"\B", r"\A", r"\Z", "^", "$"})
+_LOOK_AROUND: Final = ("(?=", "(?!", "(?<=", "(?<!")
+_MAX_TEXTS: Final = 128
+"""A pattern that stands for more texts than this is cut into parts."""
+
+_Texts = frozenset[str]
+_EMPTY: Final = frozenset({""})
 
 
 def required_literals(pattern: str) -> tuple[str, ...]:
     """Return texts of which every match contains at least one; empty when there are none."""
-    found: list[str] = []
+    found: set[str] = set()
     for branch in _split_branches(pattern):
         best = _best_of_branch(branch)
         if not best:
             return ()
-        found.extend(best)
-    return tuple(dict.fromkeys(found))
+        found |= best
+    return tuple(sorted(found))
 
 
 def _split_branches(pattern: str) -> list[str]:
@@ -56,43 +64,15 @@ def _skip(pattern: str, at: int) -> int:
             return at + 1
 
 
-def _best_of_branch(branch: str) -> tuple[str, ...]:
-    """Return the alternatives with the longest shortest text that this branch requires."""
-    candidates: list[tuple[str, ...]] = []
-    run, at = "", 0
+def _elements(branch: str) -> list[tuple[str, str]]:
+    """Return the branch's elements, each with its quantifier ("" for none)."""
+    elements, at = [], 0
     while at < len(branch):
         end = _skip(branch, at)
-        element = branch[at:end]
-        optional = end < len(branch) and (branch[end] in "?*" or branch.startswith("{0", end))
-        literal = _literal_of(element)
-        if literal and not optional:
-            run += literal
-        else:
-            candidates.append((run,))
-            run = ""
-            if element.startswith("(") and not optional:
-                candidates.append(_of_group(element))
-        at = _skip_quantifier(branch, end)
-        if at != end:
-            candidates.append((run,))
-            run = ""
-    candidates.append((run,))
-    usable = [alternatives for alternatives in candidates if alternatives and all(alternatives)]
-    return max(usable, key=lambda texts: min(map(len, texts)), default=())
-
-
-def _literal_of(element: str) -> str:
-    """Return the character an element stands for, "" when it stands for several."""
-    if element[0] == "\\":
-        return "" if element[1] in _CLASS_ESCAPES else element[1]
-    return "" if element[0] in "[(.^$" else element
-
-
-def _of_group(group: str) -> tuple[str, ...]:
-    """Return what a mandatory group requires; nothing for a look-around."""
-    if group.startswith(("(?!", "(?=", "(?<")):
-        return ()
-    return required_literals(group[3:-1] if group.startswith("(?:") else group[1:-1])
+        behind = _skip_quantifier(branch, end)
+        elements.append((branch[at:end], branch[end:behind]))
+        at = behind
+    return elements
 
 
 def _skip_quantifier(pattern: str, at: int) -> int:
@@ -106,10 +86,91 @@ def _skip_quantifier(pattern: str, at: int) -> int:
     return at + 1 if at < len(pattern) and pattern[at] == "?" else at
 
 
+def _best_of_branch(branch: str) -> _Texts:
+    """Return those alternatives whose shortest is longest, of all that the branch requires."""
+    candidates: list[_Texts] = []
+    run = _EMPTY
+    for element, quantifier in _elements(branch):
+        texts = _texts_of(element, quantifier)
+        if texts and len(run) * len(texts) <= _MAX_TEXTS:
+            run = frozenset(before + text for before in run for text in texts)
+            continue
+        candidates.append(run)
+        run = texts or _EMPTY
+        if not texts and element.startswith("(") and quantifier in {"", "+", "+?"}:
+            candidates.append(frozenset(required_literals(_inside(element))))
+    usable = [texts for texts in [*candidates, run] if texts and "" not in texts]
+    best = max(usable, key=lambda texts: min(map(len, texts)), default=frozenset[str]())
+    return frozenset(text for text in best if not any(o in text for o in best - {text}))
+
+
+def _texts_of(element: str, quantifier: str) -> _Texts:
+    """Return the few texts that an element stands for; none when they are many or unknown."""
+    if quantifier not in {"", "?", "??"}:
+        return frozenset()
+    texts = _texts_of_one(element)
+    return texts | _EMPTY if texts and quantifier else texts
+
+
+def _texts_of_one(element: str) -> _Texts:
+    if element in _ZERO_WIDTH or element.startswith(_LOOK_AROUND):
+        return _EMPTY
+    if element[0] == "[":
+        characters = re.sub(r"\\(\W)", r"\1", element[1:-1])
+        is_list = re.fullmatch(r"(?:[^\\^-]|\\\W)(?:[^\\-]|\\\W){0,3}", element[1:-1])
+        return frozenset(characters) if is_list else frozenset()
+    if element[0] == "(":
+        branches = [_texts_of_branch(branch) for branch in _split_branches(_inside(element))]
+        return frozenset[str]().union(*branches) if all(branches) else frozenset()
+    if element[0] == "\\":
+        return frozenset() if element[1].isalnum() else frozenset({element[1]})
+    return frozenset() if element == "." else frozenset({element})
+
+
+def _texts_of_branch(branch: str) -> _Texts:
+    """Return the few texts that a whole branch stands for; none when they are many or unknown."""
+    run = _EMPTY
+    for element, quantifier in _elements(branch):
+        run = frozenset(before + text for before in run for text in _texts_of(element, quantifier))
+        if len(run) > _MAX_TEXTS:
+            return frozenset()
+    return run
+
+
+def _inside(group: str) -> str:
+    """Return what stands in a group; of a kind of group that is not understood, any text."""
+    if group.startswith("(?:"):
+        return group[3:-1]
+    return group[1:-1] if not group.startswith("(?") else ".*"
+
+
+class LiteralIndex:
+    """Tells which of many literals a line holds, without looking for each."""
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        """Take the literals."""
+        wanted = frozenset(literals)
+        short = frozenset(text for text in wanted if len(_longest(text)) < _SHORTEST)
+        words = (*gate_words(wanted - short), *short)
+        self._literals_of: dict[str, list[str]] = {word: [] for word in words}
+        for literal in sorted(wanted):
+            word = max((word for word in words if word in literal), key=len)
+            self._literals_of[word].append(literal)
+
+    def in_line(self, line: str) -> Iterator[str]:
+        """Yield the literals that are in `line`, each once."""
+        for word, literals in self._literals_of.items():
+            if word in line:
+                yield from (literal for literal in literals if literal in line)
+
+
 # --- gate words --------------------------------------------------------------------------------
 
 _GRAM = 5
 """Length of a gate word: short enough to serve many literals, long enough to be rare."""
+
+_SHORTEST = 2
+"""One character would open the gate for every line."""
 
 _COMMON = frozenset(
     ("ation", "ction", "ected", "found", "train", "epoch", "total", "model", "batch")
@@ -132,6 +193,9 @@ def gate_words(literals: frozenset[str]) -> tuple[str, ...]:
     for literal, found in grams.items():
         if words.isdisjoint(found):
             words.add(max(found, key=lambda gram: (uses[gram], gram), default=_longest(literal)))
+    if any(len(word) < _SHORTEST for word in words):
+        short = [text for text in grams if len(_longest(text)) < _SHORTEST]
+        raise ValueError(f"too short to find lines by, make the pattern longer: {short}")
     return tuple(sorted(words))
 
 
@@ -146,7 +210,4 @@ _WITHOUT_DIGITS = re.compile(r"[^\s\d]+")
 
 
 def _longest(literal: str) -> str:
-    word = max(_WITHOUT_DIGITS.findall(literal), key=len, default="")
-    if len(word) < 2:  # noqa: PLR2004 - one character would open the gate for every line
-        raise ValueError(f"{literal!r} is too short to find lines by; make the pattern longer")
-    return word
+    return max(_WITHOUT_DIGITS.findall(literal), key=len, default="")
