@@ -146,16 +146,16 @@ def ended_in(text: str, look_above: Callable[[], list[str]]) -> Ended | None:
 
 def block_rank(above: list[str]) -> int | None:
     """Return the rank whose entry of a torchrun block the next line stands in, None outside."""
-    for text in reversed(above[-_BLOCK_ENTRY_LINES:]):
-        if _EXIT_ROW.search(text):
-            return _rank_of_block(above, text)
-        if _HEADING.match(text) or _RULE.match(text):
+    for at in range(len(above) - 1, max(-1, len(above) - _BLOCK_ENTRY_LINES), -1):
+        if _EXIT_ROW.search(above[at]):
+            return _rank_of_block(above[:at], above[at])
+        if _HEADING.match(above[at]) or _RULE.match(above[at]):
             return None
     return None
 
 
 _BLOCK_ENTRY_LINES: Final = 60
-_RULE: Final = re.compile(r"\s*(?:[=*-]{5,})?$")
+_RULE: Final = re.compile(r"\s*[=*-]{5,}\s*$")
 
 
 def status_of(code: int) -> ExitStatus:

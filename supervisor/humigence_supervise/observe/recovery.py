@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import replace
 from typing import Final
@@ -17,26 +18,61 @@ _NEVER_SURVIVED: Final = 110
 """Strength of what the kernel or the hardware reports, which stays true."""
 
 
-def forgive(hits: list[Hit], progress_lines: list[int]) -> list[Hit]:
-    """Turn survived errors into context.
+_ALL_OF_FIRST: Final = 500
+_THEN_EVERY: Final = 50
+"""Which lines are looked at depends on their number alone: the first, then a sample."""
 
-    Survived is an error with much progress after it, unless consequences of some failure follow
-    and no cause of their own: then logs of several ranks stand one after the other in the file.
-    `hits` and `progress_lines` are in the order of lines.
+_PROGRESS: Final = re.compile(
+    r"\bloss\W{1,5}\d"
+    r"|(?:\bstep|\biter(?:ation)?|\bepoch|global_step)\W{1,6}\d+.{0,200}\bloss"
+    r"|\d+/\d+ \[\d+:\d\d(?::\d\d)?<",
+    re.IGNORECASE,
+)
+"""A line of a program that trains: a loss, or a progress bar that moves."""
+
+
+def sampled_progress(first_line: int, lines: list[bytes]) -> list[int]:
+    """Return the numbers of the lines that show progress, of many lines those of a sample."""
+    fresh = range(first_line, min(first_line + len(lines), _ALL_OF_FIRST + 1))
+    start = max(first_line, _ALL_OF_FIRST + 1)
+    later = range(-(-start // _THEN_EVERY) * _THEN_EVERY, first_line + len(lines), _THEN_EVERY)
+    return [n for n in (*fresh, *later) if shows_progress(lines[n - first_line])]
+
+
+def shows_progress(line: bytes) -> bool:
+    """Return whether a program that trains wrote this."""
+    return bool(_PROGRESS.search(line[-1_000:].decode(errors="replace")))
+
+
+def forgive(hits: list[Hit], progress: list[int], *, ended_by_exception: bool) -> list[Hit]:
+    """Turn survived errors into context. `hits` and `progress` are in the order of lines.
+
+    Survived is an error with much progress after it, unless no cause of its own follows while
+    consequences of some failure do, or a launcher says that an exception ended a process: then
+    the outputs of several ranks, or stdout behind stderr, stand one after the other in the file.
     """
     return [
-        replace(hit, role=Role.CONTEXT) if _is_survived(hit, hits, progress_lines) else hit
+        replace(hit, role=Role.CONTEXT)
+        if _is_survived(hit, hits, progress, ended_by_exception=ended_by_exception)
+        else hit
         for hit in hits
     ]
 
 
-def _is_survived(hit: Hit, hits: list[Hit], progress_lines: list[int]) -> bool:
-    first_after = bisect_right(progress_lines, hit.line)
+def _is_survived(
+    hit: Hit,
+    hits: list[Hit],
+    progress: list[int],
+    *,
+    ended_by_exception: bool,
+) -> bool:
+    first_after = bisect_right(progress, hit.line)
     enough = first_after + _STEPS_AFTER - 1
-    if enough >= len(progress_lines):
+    if enough >= len(progress):
         return False
     if load_catalogue().by_id[hit.signature].strength >= _NEVER_SURVIVED:
         return False
-    later = [other for other in hits if other.line > progress_lines[enough]]
-    causes = [other for other in later if other.role is Role.ROOT]
-    return bool(causes) or not any(other.role is Role.SYMPTOM for other in later)
+    later = [other for other in hits if other.line > progress[enough]]
+    if any(other.role is Role.ROOT for other in later):
+        return True
+    return not ended_by_exception and not any(other.role is Role.SYMPTOM for other in later)

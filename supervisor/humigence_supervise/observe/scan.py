@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,20 +12,18 @@ from humigence_supervise.domain import ExitStatus, Hit, Kind, RankExit, Role
 from humigence_supervise.gate import Gate
 from humigence_supervise.observe.characters import Narrower, decode
 from humigence_supervise.observe.clocks import with_times
-from humigence_supervise.observe.launchers import (
-    MAY_TELL_END,
-    block_rank,
-    ended_in,
-    more_telling,
-)
+from humigence_supervise.observe.job_end import JobEnd
+from humigence_supervise.observe.launchers import MAY_TELL_END, block_rank
 from humigence_supervise.observe.lines import LogLine, read_line, windows
 from humigence_supervise.observe.logs import Block
 from humigence_supervise.observe.neighbours import Neighbours
-from humigence_supervise.observe.recovery import forgive
+from humigence_supervise.observe.recovery import forgive, sampled_progress, shows_progress
 from humigence_supervise.observe.stamps import Stamp
 from humigence_supervise.observe.traceback import (
     crash_frame,
     is_in_traceback,
+    is_source,
+    outdented,
     spawned_rank,
     user_frame,
 )
@@ -41,21 +38,15 @@ _END_SEARCHED: Final = 20
 _TAIL_LINES: Final = 2_000
 """How the job ended is told in the last lines; they are looked through for it once more."""
 
+_TAIL_BYTES: Final = 8_000
+_TAIL_END_BYTES: Final = 1_000
+_PROGRESS_KEPT: Final = 2_000
+_LAST_STEPS: Final = 500
 _UNGATED_LINES: Final = 400
 """When nothing was found, so many last lines are read once more, each with its successor."""
 
-_PROGRESS_SAMPLES: Final = 200
-_PROGRESS_KEPT: Final = 2_000
 _LOOSE_LINES: Final = 30
 """An exception's name without a traceback counts only this near to the end of the log."""
-
-_PROGRESS: Final = re.compile(
-    r"\bloss\W{1,5}\d"
-    r"|(?:\bstep|\biter(?:ation)?|\bepoch|global_step)\W{1,6}\d+.{0,200}\bloss"
-    r"|\d+/\d+ \[\d+:\d\d(?::\d\d)?<",
-    re.IGNORECASE,
-)
-"""A line of a program that trains: a loss, or a progress bar that moves."""
 
 
 @dataclass(slots=True)
@@ -77,15 +68,6 @@ class _Place:
     number: int
     above: Callable[[], list[str]]
     below: Callable[[], list[str]]
-
-
-def _outdented(text: str) -> str:
-    """Return a message without the indent of a block; source lines are indented deeper."""
-    message = text.lstrip(" ")
-    return message if len(text) - len(message) < _SOURCE_INDENT else text
-
-
-_SOURCE_INDENT: Final = 4
 
 
 class Scanner:
@@ -111,41 +93,61 @@ class Scanner:
         self._file = file
         self._rank = rank
         self._year = year
+        self._waiting: list[bytes] = []
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._found: list[tuple[Hit, tuple[Stamp, ...]]] = []
         self._loose: list[tuple[Hit, tuple[Stamp, ...]]] = []
         self._seen: set[tuple[str, int | None, int]] = set()
-        self._progress_lines: list[int] = []
-        self.result = Scan()
+        self._progress: list[int] = []
+        self._end = JobEnd()
+        self._lines = 0
 
     def feed(self, block: Block) -> None:
         """Read the next whole lines."""
-        fresh = self._narrower.lines(block.lines)
-        before = list(self._tail)[-_ABOVE_LINES:]
-        lines = before + fresh
-        for index in self._gate.hot_lines(fresh):
-            self._read(lines, len(before) + index, block.first_line + index)
-        self._note_progress(block.first_line, fresh)
-        self._tail.extend(fresh)
-        self.result.lines = block.first_line + len(fresh) - 1
+        self._waiting += self._narrower.lines(block.lines)
+        self._advance(len(self._waiting) - _BELOW_LINES)
 
     def finish(self) -> Scan:
         """Return the result; what counts only at the end of a log is looked for now."""
+        self._advance(len(self._waiting))
         tail = list(self._tail)
-        first = self.result.lines - len(tail) + 1
+        first = self._lines - len(tail) + 1
         if not any(hit.role is Role.ROOT for hit, _ in self._found):
             self._read_ungated(tail, first)
         self._read_end(tail, first)
         for index, raw in enumerate(tail):
-            if MAY_TELL_END.search(raw):
+            if MAY_TELL_END.search(raw[-_TAIL_END_BYTES:]):
                 self._note_ends(tail, index)
-        last = self.result.lines
+        last = self._lines
         self._found += [entry for entry in self._loose if entry[0].line > last - _LOOSE_LINES]
         hits = sorted(with_times(self._found), key=lambda hit: hit.line)
-        self.result.hits = forgive(hits, self._progress_lines)
-        self.result.progress_seen = bool(self._progress_lines)
-        return self.result
+        last_steps = range(max(0, len(tail) - _LAST_STEPS), len(tail))
+        self._progress += [first + at for at in last_steps if shows_progress(tail[at])]
+        progress = sorted(set(self._progress))
+        return Scan(
+            forgive(hits, progress, ended_by_exception=self._end.by_exception),
+            self._end.exits,
+            self._end.first_dead,
+            self._end.job,
+            progress_seen=bool(progress),
+            lines=self._lines,
+        )
+
+    def _advance(self, count: int) -> None:
+        """Read the first `count` waiting lines; the rest lets them see what stands below."""
+        if count <= 0:
+            return
+        before = list(self._tail)[-_ABOVE_LINES:]
+        lines = before + self._waiting
+        ready, self._waiting = self._waiting[:count], self._waiting[count:]
+        first = self._lines + 1
+        for index in self._gate.hot_lines(ready):
+            self._read(lines, len(before) + index, first + index)
+        self._progress += sampled_progress(first, ready)
+        del self._progress[:-_PROGRESS_KEPT]
+        self._tail.extend(raw[-_TAIL_BYTES:] for raw in ready[-_TAIL_LINES:])
+        self._lines += len(ready)
 
     # --- one line ------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Scanner:
             rank = self._rank if piece.rank is None else piece.rank
             place = self._place(lines, index, number, pieces, at)
             for text in windows(piece.text, self._catalogue.literals):
-                self._match(LogLine(_outdented(text), rank, piece.at_s, piece.stamps), place)
+                self._match(LogLine(outdented(text), rank, piece.at_s, piece.stamps), place)
 
     def _place(
         self,
@@ -182,10 +184,10 @@ class Scanner:
 
     def _match(self, line: LogLine, place: _Place) -> None:
         row = self._catalogue.match(line.text, lambda: "\n".join(place.above()))
-        if row is None or row.at_end:
+        if row is None or row.at_end or is_source(line.text, place.above):
             return
         if row.id == "process.exit_code":
-            self._note_end(line.text, place.above)
+            self._end.note(line.text, place.above)
         key = (row.id, line.rank)
         self._counts[key] += 1
         if self._counts[key] <= _HITS_PER_ROW:
@@ -255,28 +257,4 @@ class Scanner:
     def _note_ends(self, tail: list[bytes], index: int) -> None:
         pieces = self._neighbours.line(tail[index])
         for at, piece in enumerate(pieces):
-            self._note_end(piece.text, self._place(tail, index, 0, list(pieces), at).above)
-
-    def _note_end(self, text: str, above: Callable[[], list[str]]) -> None:
-        ended = ended_in(text, above)
-        if ended is None:
-            return
-        exits = self.result.exits
-        if not ended.ranks:
-            self.result.job = more_telling(self.result.job, ended.status)
-        if not ended.pid and any(known.pid for known in exits.values()):
-            return  # a scheduler counts tasks; a launcher that names pids knows the ranks
-        for rank in [rank for rank, known in exits.items() if known.pid == ended.pid != 0]:
-            del exits[rank]
-        for rank in ended.ranks:
-            exits[rank] = RankExit(rank, ended.pid, ended.status)
-        if ended.is_first:
-            self.result.first_dead = ended.ranks[0]
-
-    def _note_progress(self, first_line: int, lines: list[bytes]) -> None:
-        """Note which lines show progress; a big block is sampled."""
-        stride = max(1, len(lines) // _PROGRESS_SAMPLES)
-        for index in range(0, len(lines), stride):
-            if _PROGRESS.search(lines[index][-1_000:].decode(errors="replace")):
-                self._progress_lines.append(first_line + index)
-        del self._progress_lines[:-_PROGRESS_KEPT]
+            self._end.note(piece.text, self._place(tail, index, 0, list(pieces), at).above)

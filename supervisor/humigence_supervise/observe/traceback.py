@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,9 @@ _DIALECTS: Final = (
 )
 _MAY_BE_FRAME: Final = re.compile(r"File |In ?\[|\.py|<ipython-input")
 _ARROW: Final = re.compile(r"^\s*(?:-{2,}>|❱) ?(\d+) ")
+_NUMBERED_SOURCE: Final = re.compile(r"\s*(?:-{2,}>|❱) ?\d+ |\s*\d+ │")
+"""Source lines as IPython and rich number them."""
+
 _WRAPPED: Final = re.compile(r"^\s*:\d+ in\b")
 _LIBRARY: Final = re.compile(
     r"(?:site|dist)-packages|[/\\]lib(?:64)?[/\\]python\d|[Pp]ython-?3?[\d.]+[/\\][Ll]ib[/\\]"
@@ -100,6 +104,25 @@ def crash_frame(below: list[str]) -> str:
 def is_in_traceback(above: list[str]) -> bool:
     """Return whether a traceback, or a part of one, stands over a line."""
     return any(_TRACEBACK in text or _frame_in(text) or _ARROW.match(text) for text in above)
+
+
+def is_source(text: str, look_above: Callable[[], list[str]]) -> bool:
+    """Return whether a line is source code that a traceback quotes: what it says did not happen."""
+    if _NUMBERED_SOURCE.match(text):
+        return True
+    if not text.startswith(" " * _SOURCE_INDENT):
+        return False
+    above = look_above()
+    return bool(above) and _PYTHON.match(above[-1].strip()) is not None
+
+
+def outdented(text: str) -> str:
+    """Return a message without the indent of a block; source lines are indented deeper."""
+    message = text.lstrip(" ")
+    return message if len(text) - len(message) < _SOURCE_INDENT else text
+
+
+_SOURCE_INDENT: Final = 4
 
 
 def _frame_in(text: str) -> _Frame | None:
