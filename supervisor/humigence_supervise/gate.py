@@ -19,6 +19,8 @@ Search = Callable[[bytes], Iterable[int]]
 
 _DIGITS: Final = b"0123456789"
 
+_HEXADECIMAL: Final = b"0123456789abcdefABCDEF-"
+
 _COLOUR: Final = re.compile(
     rb"(?:\x1b|\^\[|#033|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;?]{0,40}[A-Za-z]"
     rb"|\[[0-9;]{1,40}m",
@@ -68,10 +70,10 @@ class Gate:
             self._search = fast_search(self._literals) or self._search
 
     def _is_news(self, line: bytes) -> bool:
-        """Count lines that differ in their digits only; a hash stands for such a shape."""
+        """Count lines that differ in numbers and hexadecimal names only, by a hash of the rest."""
         if len(self._readings) > _MAX_SHAPES:
             self._readings.clear()
-        shape = hash(line.translate(None, _DIGITS))
+        shape = hash(line.translate(None, _HEXADECIMAL))
         self._readings[shape] += 1
         return self._readings[shape] <= _READINGS_OF_A_SHAPE
 

@@ -40,7 +40,7 @@ class Narrower:
         if self._at_start and raw:
             self._at_start = False
             self._codec = {_BOM_LITTLE: "utf-16-le", _BOM_BIG: "utf-16-be"}.get(raw[0][:2])
-        if self._codec is None and not any(b"\0" in line for line in raw):
+        if self._codec is None and b"\0" not in b"".join(raw):
             return raw
         return [self._narrow(line) for line in raw]
 
