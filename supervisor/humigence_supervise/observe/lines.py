@@ -68,7 +68,10 @@ def segments(raw: str) -> list[str]:
 
 
 def read_line(raw: str, year: int = 1970) -> list[LogLine]:
-    """Return the lines that a raw line holds; one without rank or time has that before it."""
+    """Return the lines that a raw line holds, one at least.
+
+    One without a rank or a time has that of the one before it.
+    """
     found: list[LogLine] = []
     rank: int | None = None
     for piece in pieces(raw):
@@ -76,7 +79,7 @@ def read_line(raw: str, year: int = 1970) -> list[LogLine]:
         rank = line.rank if line.rank is not None else rank
         stamps = line.stamps or (found[-1].stamps if found else ())
         found.append(LogLine(line.text, rank, stamps[0].at_s if stamps else None, stamps))
-    return found
+    return found or [LogLine("")]
 
 
 def windows(text: str, words: tuple[str, ...]) -> list[str]:

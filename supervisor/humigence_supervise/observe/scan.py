@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +15,7 @@ from humigence_supervise.observe.job_end import JobEnd
 from humigence_supervise.observe.launchers import MAY_TELL_END, block_rank
 from humigence_supervise.observe.lines import LogLine, read_line, windows
 from humigence_supervise.observe.logs import Block
-from humigence_supervise.observe.neighbours import Neighbours
+from humigence_supervise.observe.neighbours import ABOVE_LINES, BELOW_LINES, Neighbours, Place
 from humigence_supervise.observe.recovery import forgive, sampled_progress, shows_progress
 from humigence_supervise.observe.stamps import Stamp
 from humigence_supervise.observe.traceback import (
@@ -29,8 +28,6 @@ from humigence_supervise.observe.traceback import (
 )
 from humigence_supervise.observe.wrapped import continued, rows_across
 
-_ABOVE_LINES: Final = 80
-_BELOW_LINES: Final = 60
 _HITS_PER_ROW: Final = 12
 _TEXT_MAX: Final = 2_000
 _END_LINES: Final = 4
@@ -42,6 +39,9 @@ _TAIL_BYTES: Final = 8_000
 _TAIL_END_BYTES: Final = 1_000
 _PROGRESS_KEPT: Final = 2_000
 _LAST_STEPS: Final = 500
+_READINGS: Final = 20_000
+"""Of a flood of different errors so many lines are read, and the last ones."""
+
 _UNGATED_LINES: Final = 400
 """When nothing was found, so many last lines are read once more, each with its successor."""
 
@@ -59,15 +59,6 @@ class Scan:
     job: ExitStatus | None = None
     progress_seen: bool = False
     lines: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A line's place: its number, and how to see the texts above and below it."""
-
-    number: int
-    above: Callable[[], list[str]]
-    below: Callable[[], list[str]]
 
 
 class Scanner:
@@ -102,18 +93,19 @@ class Scanner:
         self._progress: list[int] = []
         self._end = JobEnd()
         self._lines = 0
+        self._readings = 0
 
     def feed(self, block: Block) -> None:
         """Read the next whole lines."""
         self._waiting += self._narrower.lines(block.lines)
-        self._advance(len(self._waiting) - _BELOW_LINES)
+        self._advance(len(self._waiting) - BELOW_LINES)
 
     def finish(self) -> Scan:
         """Return the result; what counts only at the end of a log is looked for now."""
         self._advance(len(self._waiting))
         tail = list(self._tail)
         first = self._lines - len(tail) + 1
-        if not any(hit.role is Role.ROOT for hit, _ in self._found):
+        if not self._has_cause() or self._readings > _READINGS:
             self._read_ungated(tail, first)
         self._read_end(tail, first)
         for index, raw in enumerate(tail):
@@ -134,16 +126,25 @@ class Scanner:
             lines=self._lines,
         )
 
+    def _has_cause(self) -> bool:
+        """Return whether a text was found that names a cause, not just some exception."""
+        rows = self._catalogue.by_id
+        return any(
+            hit.role is Role.ROOT and not rows[hit.signature].fallback for hit, _ in self._found
+        )
+
     def _advance(self, count: int) -> None:
         """Read the first `count` waiting lines; the rest lets them see what stands below."""
         if count <= 0:
             return
-        before = list(self._tail)[-_ABOVE_LINES:]
+        before = list(self._tail)[-ABOVE_LINES:]
         lines = before + self._waiting
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
         first = self._lines + 1
-        for index in self._gate.hot_lines(ready):
+        hot = self._gate.hot_lines(ready)
+        for index in hot[: max(0, _READINGS - self._readings)]:
             self._read(lines, len(before) + index, first + index)
+        self._readings += len(hot)
         self._progress += sampled_progress(first, ready)
         del self._progress[:-_PROGRESS_KEPT]
         self._tail.extend(raw[-_TAIL_BYTES:] for raw in ready[-_TAIL_LINES:])
@@ -155,34 +156,11 @@ class Scanner:
         pieces = read_line(decode(lines[index]), self._year)
         for at, piece in enumerate(pieces):
             rank = self._rank if piece.rank is None else piece.rank
-            place = self._place(lines, index, number, pieces, at)
+            place = self._neighbours.place(lines, index, number, pieces, at)
             for text in windows(piece.text, self._catalogue.literals):
                 self._match(LogLine(outdented(text), rank, piece.at_s, piece.stamps), place)
 
-    def _place(
-        self,
-        lines: list[bytes],
-        index: int,
-        number: int,
-        pieces: list[LogLine],
-        at: int,
-    ) -> _Place:
-        rank = pieces[at].rank
-        seen: list[list[str]] = []
-
-        def above() -> list[str]:
-            if not seen:
-                start = max(0, index - _ABOVE_LINES)
-                seen.append(self._neighbours.texts(lines[start:index], rank))
-            return seen[0] + [piece.text for piece in pieces[:at]]
-
-        def below() -> list[str]:
-            rest = [piece.text for piece in pieces[at + 1 :]]
-            return rest + self._neighbours.texts(lines[index + 1 : index + 1 + _BELOW_LINES], rank)
-
-        return _Place(number, above, below)
-
-    def _match(self, line: LogLine, place: _Place) -> None:
+    def _match(self, line: LogLine, place: Place) -> None:
         row = self._catalogue.match(line.text, lambda: "\n".join(place.above()))
         if row is None or row.at_end or is_source(line.text, place.above):
             return
@@ -193,7 +171,7 @@ class Scanner:
         if self._counts[key] <= _HITS_PER_ROW:
             self._keep(row, line, place)
 
-    def _keep(self, row: Row, line: LogLine, place: _Place) -> None:
+    def _keep(self, row: Row, line: LogLine, place: Place) -> None:
         seen = (row.id, line.rank, place.number)
         if seen in self._seen:
             return
@@ -235,7 +213,7 @@ class Scanner:
         for number, line in ends[-_END_LINES:]:
             row = self._catalogue.match(line.text)
             if row is not None and row.at_end:
-                self._keep(row, line, _Place(number, list, list))
+                self._keep(row, line, Place(number, list, list))
 
     def _read_ungated(self, tail: list[bytes], first: int) -> None:
         """Read what the gate could not see: words that colours, escapes or line breaks cut."""
@@ -251,10 +229,10 @@ class Scanner:
         line = firsts[-1]
         for row, text in rows_across(self._catalogue, line.text, seconds[0].text):
             rank = self._rank if line.rank is None else line.rank
-            place = self._place(tail, index, number, list(firsts), len(firsts) - 1)
+            place = self._neighbours.place(tail, index, number, firsts, len(firsts) - 1)
             self._keep(row, LogLine(text, rank, line.at_s, line.stamps), place)
 
     def _note_ends(self, tail: list[bytes], index: int) -> None:
         pieces = self._neighbours.line(tail[index])
         for at, piece in enumerate(pieces):
-            self._end.note(piece.text, self._place(tail, index, 0, list(pieces), at).above)
+            self._end.note(piece.text, self._neighbours.place(tail, index, 0, pieces, at).above)
