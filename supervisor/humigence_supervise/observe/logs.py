@@ -26,7 +26,10 @@ _MAX_LINE_BYTES: Final = 1 << 18
 """Of a longer line only head and tail are kept."""
 
 _BARS_BYTES: Final = 1 << 13
-"""A longer line of progress bars comes in parts: an error may be glued to any of them."""
+"""A longer line of progress bars is freed of those that were only drawn anew."""
+
+_BAR_MARKS: Final = b"0123456789 #=>.:,-|/\\[]<?\xe2" + bytes(range(0x80, 0x97))
+"""What changes when a bar is drawn anew; the last ones are of the block characters."""
 
 _TAIL_BYTES: Final = 1 << 20
 _TAIL_BACKLOG_BYTES: Final = 8 << 20
@@ -35,10 +38,7 @@ _TAIL_BACKLOG_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines of a file; `first_line` counts from 1.
-
-    A long line of progress bars is spread over several blocks, all with its number.
-    """
+    """Whole lines of a file; `first_line` counts from 1."""
 
     first_line: int
     lines: list[bytes]
@@ -120,46 +120,36 @@ class LogReader:
             left = None if left is None else left - len(data)
             *lines, carry = (carry + data).split(b"\n")
             if lines:
-                yield from _blocks(first_line, lines)
+                yield Block(first_line, self._shortened(lines, in_cut_line=in_cut_line))
                 first_line += len(lines)
                 in_cut_line = False
-            if len(carry) > 2 * _MAX_LINE_BYTES and (bar := carry.rfind(b"\r")) > 0:
-                yield from _blocks(first_line, [carry[:bar]])
-                carry = carry[bar:]
-            if len(carry) > 2 * _MAX_LINE_BYTES:
-                carry = carry[:_MAX_LINE_BYTES] + b" ... " + carry[-_MAX_LINE_BYTES:]
-                self._cut_lines += 0 if in_cut_line else 1
-                in_cut_line = True
+            if len(carry) > _MAX_LINE_BYTES:
+                cut_before = self._cut_lines
+                (carry,) = self._shortened([carry], in_cut_line=in_cut_line)
+                in_cut_line = in_cut_line or self._cut_lines > cut_before
         if carry:
-            yield from _blocks(first_line, [carry])
+            yield Block(first_line, self._shortened([carry], in_cut_line=in_cut_line))
+
+    def _shortened(self, lines: list[bytes], *, in_cut_line: bool) -> list[bytes]:
+        """Bound the length of lines. `in_cut_line`: the first one was counted as cut already."""
+        if max(map(len, lines)) <= _BARS_BYTES:
+            return lines
+        few_bars = [_latest_bars(line) if len(line) > _BARS_BYTES else line for line in lines]
+        self._cut_lines += sum(len(line) > _MAX_LINE_BYTES for line in few_bars[in_cut_line:])
+        return [_without_middle(line) for line in few_bars]
 
 
-def _blocks(first_line: int, lines: list[bytes]) -> Iterator[Block]:
-    """Yield the lines, those of many progress bars in parts."""
-    if max(map(len, lines)) > _BARS_BYTES:
-        start = 0
-        for index, line in enumerate(lines):
-            if len(line) > _BARS_BYTES and b"\r" in line:
-                if start < index:
-                    yield Block(first_line + start, lines[start:index])
-                yield from (Block(first_line + index, [part]) for part in _bars(line))
-                start = index + 1
-        first_line, lines = first_line + start, lines[start:]
-    if lines:
-        yield Block(first_line, lines)
+def _without_middle(line: bytes) -> bytes:
+    half = _MAX_LINE_BYTES // 2
+    return line if len(line) <= _MAX_LINE_BYTES else line[:half] + b" ... " + line[-half:]
 
 
-def _bars(line: bytes) -> Iterator[bytes]:
-    """Cut a line before carriage returns into parts of some kilobytes."""
-    start = 0
-    while len(line) - start > _BARS_BYTES:
-        end = line.rfind(b"\r", start + 1, start + _BARS_BYTES)
-        end = end if end > 0 else line.find(b"\r", start + _BARS_BYTES)
-        if end < 0:
-            break
-        yield line[start:end]
-        start = end
-    yield line[start:]
+def _latest_bars(line: bytes) -> bytes:
+    """Leave out progress bars that were drawn anew later; what is glued to one stays."""
+    latest: dict[bytes, bytes] = {}
+    for bar in reversed(line.split(b"\r")):
+        latest.setdefault(bar.translate(None, _BAR_MARKS), bar)
+    return b"\r".join(reversed(latest.values()))
 
 
 class LogTail:
