@@ -22,7 +22,9 @@ _STRENGTH_OF_ROLE: Final = {Role.ROOT: 100, Role.SYMPTOM: 40, Role.CONTEXT: 0}
 _REQUIRED: Final = frozenset(
     {"id", "kind", "role", "pattern", "means", "not_proof_of", "source", "match", "near_miss"},
 )
-_OPTIONAL: Final = frozenset({"strength", "remedy", "advice", "above", "at_end", "fallback"})
+_OPTIONAL: Final = frozenset(
+    {"strength", "remedy", "advice", "above", "at_end", "fallback", "kind_at_start"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Row:
     `strength` orders causes (0 to 120): the strongest hit of an attempt is its root cause, among
     equals the earliest. `remedy` replaces the kind's usual one. `above`: the row counts only
     where this pattern is found in the traceback or lines right above. `at_end`: only where the
-    log ends with the line. `fallback`: only where no other row matches.
+    log ends with the line. `fallback`: only where no other row matches. `kind_at_start` is the
+    kind where the program had not trained yet: the same NCCL text means another thing there.
     """
 
     id: str
@@ -51,6 +54,7 @@ class Row:
     above: re.Pattern[str] | None = None
     at_end: bool = False
     fallback: bool = False
+    kind_at_start: Kind | None = None
 
     def matches(self, line: str) -> bool:
         """Return whether the row's pattern is in `line`, wherever the line stands."""
@@ -145,4 +149,5 @@ def parse_row(entry: dict[str, Any]) -> Row:
         above=re.compile(entry["above"]) if "above" in entry else None,
         at_end=entry.get("at_end", False),
         fallback=entry.get("fallback", False),
+        kind_at_start=Kind(entry["kind_at_start"]) if "kind_at_start" in entry else None,
     )

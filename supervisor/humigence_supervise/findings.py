@@ -30,15 +30,18 @@ def from_text(evidence: Evidence, hit: Hit) -> Finding:
     row = row_of(hit)
     strong = row.strength >= STRONG
     certain = Confidence.CERTAIN if row.strength >= 100 else Confidence.LIKELY  # noqa: PLR2004 - scale of `strength`
+    kind = hit.kind
+    if row.kind_at_start is not None and not _trained(evidence):
+        kind = row.kind_at_start
     finding = Finding(
-        hit.kind,
+        kind,
         certain if strong else Confidence.LIKELY,
         hit,
         means=row.means,
         advice=row.advice,
         remedy=row.remedy,
     )
-    match hit.kind:
+    match kind:
         case Kind.CUDA_OOM:
             return _explain_oom(finding, hit, evidence)
         case Kind.HOST_OOM if row.strength >= _HOST_RECORD and not evidence.progress_seen:
@@ -51,6 +54,12 @@ def from_text(evidence: Evidence, hit: Hit) -> Finding:
             return replace(finding, means=quoted(hit) or row.means)
         case _:
             return finding
+
+
+def _trained(evidence: Evidence) -> bool:
+    """Return whether the attempt made a step, as far as anything tells."""
+    first, last = evidence.first_step, evidence.last_step
+    return evidence.progress_seen or (last is not None and last > (first or 0))
 
 
 _HOST_RECORD: Final = 110

@@ -184,3 +184,25 @@ def test_gate_words_have_no_digits():
     )
     with pytest.raises(ValueError, match="too short"):
         gate_words(frozenset({"1>2"}))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.above], ids=name)
+@pytest.mark.parametrize(
+    "line", ["Exception ignored in", "Traceback", "  File x, line 1", "a " * 900]
+)
+def test_what_stands_above_is_searched_in_bounded_time(row, line):
+    """Eighty lines of anything over a hit cost a fraction of a second."""
+    started = time.process_time()
+    row.above.search("\n".join([line] * 80 + ["Traceback"] + [line] * 80))
+    assert time.process_time() - started < 0.5
+
+
+def test_an_exception_that_python_ignores_is_no_failure():
+    """The one under "Exception ignored in" is context; the next traceback's is a cause."""
+    ignored = (
+        "Exception ignored in: <function f at 0x7f>\nTraceback (most recent call last):\n  File"
+    )
+    line = "AssertionError: can only test a child process"
+    assert load_catalogue().match(line, lambda: ignored).role is Role.CONTEXT
+    again = f"{ignored}\n{line}\nTraceback (most recent call last):\n  File"
+    assert load_catalogue().match(line, lambda: again).role is Role.ROOT

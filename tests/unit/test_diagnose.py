@@ -58,6 +58,15 @@ def evidence(*hits, ranks=(), **facts):
     return Evidence(hits=tuple(hits), ranks=tuple(ranks), world_size=2, **facts)
 
 
+def test_the_same_nccl_text_means_another_thing_after_the_first_step():
+    """Before training a failed call of NCCL is a failed set-up; afterwards it is not."""
+    at_start = evidence(hit(DIST, 1), ranks=BAD, first_step=10, last_step=10)
+    trained = evidence(hit(DIST, 1), ranks=BAD, first_step=10, last_step=11)
+    printed = evidence(hit(DIST, 1), ranks=BAD, progress_seen=True)
+    kinds = [diagnose(one).kind for one in (at_start, trained, printed)]
+    assert kinds == [Kind.NCCL_INIT, Kind.NCCL_INTERNAL, Kind.NCCL_INTERNAL]
+
+
 BAD = (ended(0, code=1), ended(1, code=1))
 
 TEXTS = [
@@ -72,7 +81,7 @@ TEXTS = [
     ("an exception beats a time-out", [hit(TIMEOUT, 0), hit(VALUE, 1)], Kind.USER_CODE, 1),
     ("a full disk beats an exception", [hit(VALUE, 0), hit(DISK, 1, 9)], Kind.DISK_FULL, 1),
     ("alone, a closed connection counts", [hit(CLOSED, 0)], Kind.NCCL_REMOTE, 0),
-    ("alone, a NCCL wrapper counts", [hit(DIST, 1)], Kind.NCCL_INTERNAL, 1),
+    ("alone, a NCCL wrapper counts", [hit(DIST, 1)], Kind.NCCL_INIT, 1),
     ("an import error", [hit(IMPORT, 0), hit(IMPORT, 1)], Kind.IMPORT_ERROR, 0),
     ("an unknown argument", [hit(ARGUMENT, 0)], Kind.CONFIG_ERROR, 0),
     ("the worker's own complaint", [hit(WORKER_CONFIG, 0)], Kind.CONFIG_ERROR, 0),
