@@ -25,7 +25,7 @@ _THEN_EVERY: Final = 50
 _PROGRESS: Final = re.compile(
     r"\bloss\W{1,5}\d"
     r"|(?:\bstep|\biter(?:ation)?|\bepoch|global_step)\W{1,6}\d+.{0,200}\bloss"
-    r"|\d+/\d+ \[\d+:\d\d(?::\d\d)?<",
+    r"|[1-9]\d*/\d+ \[\d+:\d\d(?::\d\d)?<",
     re.IGNORECASE,
 )
 """A line of a program that trains: a loss, or a progress bar that moves."""
