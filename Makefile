@@ -25,7 +25,7 @@ help:
 	@echo 'make test       the tests, without the slow ones'
 	@echo 'make check      format, lint, types, import contracts, tests, wheel (what CI runs)'
 	@echo 'make check-all  the same with the slow tests'
-	@echo 'make bench      measure start-up, footprint, step time and recovery'
+	@echo 'make bench      measure start-up, footprint, step time, recovery and reading speed'
 	@echo 'make fmt        format the code'
 	@echo 'make setup      only make .venv, with the development tools'
 

@@ -17,6 +17,11 @@ _LOOK_AROUND: Final = ("(?=", "(?!", "(?<=", "(?<!")
 _MAX_TEXTS: Final = 128
 """A pattern that stands for more texts than this is cut into parts."""
 
+_ORDINARY: Final = frozenset(
+    {"DEBUG", "INFO", "WARNING", "loss", "step", "epoch", "train", "rank", "model", "GPU", "CUDA"}
+)
+"""Texts of ordinary training output: a literal only where a pattern has no other."""
+
 _Texts = frozenset[str]
 _EMPTY: Final = frozenset({""})
 
@@ -100,8 +105,13 @@ def _best_of_branch(branch: str) -> _Texts:
         if not texts and element.startswith("(") and quantifier in {"", "+", "+?"}:
             candidates.append(frozenset(required_literals(_inside(element))))
     usable = [texts for texts in [*candidates, run] if texts and "" not in texts]
-    best = max(usable, key=lambda texts: min(map(len, texts)), default=frozenset[str]())
+    best = max(usable, key=_rareness, default=frozenset[str]())
     return frozenset(text for text in best if not any(o in text for o in best - {text}))
+
+
+def _rareness(texts: _Texts) -> tuple[bool, int]:
+    """Order alternatives: long texts are rare, those of every training log are not."""
+    return all(text.strip() not in _ORDINARY for text in texts), min(map(len, texts))
 
 
 def _texts_of(element: str, quantifier: str) -> _Texts:

@@ -2,7 +2,7 @@
 
     make bench                  all of it, about twenty minutes
     make bench ARGS=--quick     one small round of everything, about four
-    make bench ARGS="help footprint steps recovery"    only what is named
+    make bench ARGS="reader help footprint steps recovery"    only what is named
 
 Figures of a busy machine are figures of a busy machine: run it alone.
 """
@@ -10,6 +10,7 @@ Figures of a busy machine are figures of a busy machine: run it alone.
 
 import argparse
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import psutil
 from jobs import PROGRAM, WARM_UP_STEPS, BenchError, ByHand, Supervised, first_bytes_at
+from reader import measure_reader
 
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "build" / "bench"
@@ -186,22 +188,25 @@ MEASURES = {
     "footprint": measure_footprint,
     "steps": measure_steps,
     "recovery": measure_recovery,
+    "reader": functools.partial(measure_reader, ROOM / "reader"),
 }
-LIMITS = {  # what is promised; None is only told
+LIMITS = {  # what is promised at most
     "help_s": 0.35,
     "supervisor_rss_mib": 45,
     "supervisor_cpu_percent": 0.5,
     "step_ratio": 1.01,
 }
+LEAST = {"reader_usual_mb_per_s": 100, "reader_unlike_mb_per_s": 100}  # what is promised at least
 
 
 def show(result):
     """Print one line a figure, and whether it keeps what is promised."""
     for name, value in result.items():
-        limit = LIMITS.get(name)
-        verdict = (
-            "" if limit is None else f"at most {limit}: {'ok' if value <= limit else 'MISSED'}"
-        )
+        verdict = ""
+        if name in LIMITS:
+            verdict = f"at most {LIMITS[name]}: {'ok' if value <= LIMITS[name] else 'MISSED'}"
+        if name in LEAST:
+            verdict = f"at least {LEAST[name]}: {'ok' if value >= LEAST[name] else 'MISSED'}"
         text = str(value)
         if isinstance(value, dict):
             text = "  ".join(f"{part} {figure}" for part, figure in value.items())

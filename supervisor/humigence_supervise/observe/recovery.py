@@ -41,7 +41,10 @@ def sampled_progress(first_line: int, lines: list[bytes]) -> list[int]:
 
 def shows_progress(line: bytes) -> bool:
     """Return whether a program that trains wrote this."""
-    return bool(_PROGRESS.search(line[-1_000:].decode(errors="replace")))
+    end = line[-1_000:]
+    if b" [" not in end and b"loss" not in end.lower():  # most lines, found out fast
+        return False
+    return bool(_PROGRESS.search(end.decode(errors="replace")))
 
 
 def forgive(hits: list[Hit], progress: list[int], *, ended_by_exception: bool) -> list[Hit]:
