@@ -8,6 +8,7 @@ that are usually consequences; and, when nothing is left, `unknown`.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from humigence_supervise.causes import GENERIC, STRONG, ranked, row_of
@@ -28,6 +29,8 @@ from humigence_supervise.findings import Finding, from_text, quoted
 from humigence_supervise.remedies import USUAL
 
 _SYMPTOMS_MAX: Final = 20
+_NOTHING_DONE: Final = ("success.no_batches", "hang.first_collective")
+_ABORTING: Final = ("terminate called", "what():")
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -36,11 +39,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     finding = _find(evidence, roots)
     usual = USUAL[finding.kind]
     means = finding.means or usual.means
-    rank = finding.rank if finding.hit is None else finding.hit.rank
-    where = _where(rank, finding.hit)
+    root = finding.hit
+    if root is not None and root.rank is None and root.text.lstrip().startswith(_ABORTING):
+        # What the C++ runtime prints before an abort has no rank: it is of the one that died.
+        root = replace(root, rank=evidence.first_dead)
+    rank = finding.rank if root is None else root.rank
+    where = _where(rank, root)
     return Diagnosis(
         kind=finding.kind,
-        root=finding.hit,
+        root=root,
         symptoms=_symptoms(evidence, finding),
         remedy=finding.remedy or usual.remedy,
         reason=f"{means.rstrip('.')}{where}.",
@@ -64,10 +71,13 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
             means="The run was stopped on request",
             advice="Start it again when you want to go on.",
             remedy=Remedy.NONE,
+            hit=next((hit for hit in evidence.hits if hit.kind is Kind.PREEMPTED), None),
         )
     if _ended_well(evidence):
         return _from_success(evidence)
     strong = [hit for hit in roots if row_of(hit).strength >= STRONG]
+    if not strong and (left := _left_early(evidence)):
+        return left
     dead = _first_dead(evidence)
     if _refused_config(evidence):
         own = next((hit for hit in strong if hit.kind is Kind.CONFIG_ERROR), None)
@@ -120,10 +130,26 @@ def _from_success(evidence: Evidence) -> Finding:
             Confidence.LIKELY,
             means=f"The program ended with exit code 0, but no step of {target} was seen",
         )
+    empty = next((hit for hit in evidence.hits if hit.signature in _NOTHING_DONE), None)
+    if empty is not None and not evidence.progress_seen:
+        means = "The program ended with exit code 0 and had trained nothing"
+        return Finding(Kind.PREMATURE_SUCCESS, Confidence.LIKELY, empty, means=means)
     if evidence.success_unproven:
         means = f"The program ended with exit code 0, but {evidence.success_unproven}"
         return Finding(Kind.PREMATURE_SUCCESS, Confidence.LIKELY, means=means)
     return Finding(Kind.HEALTHY, Confidence.CERTAIN)
+
+
+def _left_early(evidence: Evidence) -> Finding | None:
+    """A rank that ended with exit code 0 before the target: the others fail for want of it."""
+    last, target = evidence.last_step, evidence.target_step
+    if last is None or target is None or last >= target:
+        return None
+    rank = next((exit_.rank for exit_ in evidence.ranks if exit_.status.ok), None)
+    if rank is None:
+        return None
+    means = f"Rank {rank} ended with exit code 0 at step {last} of {target}"
+    return Finding(Kind.PREMATURE_SUCCESS, Confidence.CERTAIN, rank=rank, means=means)
 
 
 def _refused_config(evidence: Evidence) -> bool:
@@ -182,7 +208,8 @@ def _explained(evidence: Evidence, dead: RankExit, roots: list[Hit]) -> bool:
 
 
 def _from_ending(dead: RankExit, ending: Ending, roots: list[Hit]) -> Finding:
-    hit = ending.hit or next((hit for hit in roots if hit.kind is ending.kind), None)
+    told = (hit for hit in roots if hit.kind is ending.kind and hit.kind is not Kind.UNKNOWN)
+    hit = ending.hit or next(told, None)
     row = row_of(hit) if hit else None
     return Finding(
         ending.kind,

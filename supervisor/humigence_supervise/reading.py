@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from humigence_supervise.catalogue import load_catalogue
-from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, PLAN_FILE, RANKS_DIR
+from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, PLAN_FILE, PROGRESS_DIR, RANKS_DIR
 from humigence_supervise.domain import Diagnosis, Evidence, Hit, RankExit
 from humigence_supervise.observe.evidence import gather, scan_file
 from humigence_supervise.observe.launchers import status_of
 from humigence_supervise.observe.logs import LogReader
+from humigence_supervise.observe.progress import stream
 from humigence_supervise.observe.scan import Scan, Scanner
 from humigence_supervise.printable import for_people
 from humigence_supervise.small_json import read_small_json
@@ -84,8 +85,9 @@ def _scan_stdin() -> Scan:
 
 
 def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
-    plan = _read_plan(folder / PLAN_FILE)
-    world_size = plan.get("world_size")
+    world_size = _read_object(folder / PLAN_FILE).get("world_size")
+    stop_requested = _read_object(folder / EXIT_FILE).get("stop") == "graceful"
+    steps = _Steps.read(folder / PROGRESS_DIR)
     evidence = gather(
         folder,
         world_size=world_size
@@ -93,20 +95,42 @@ def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
         else None,
         accelerator=None,
         first_dead=None,
-        first_step=None,
-        last_step=None,
-        target_step=None,
+        first_step=steps.first,
+        last_step=steps.last,
+        target_step=steps.target,
         rank_exits={},
         disk_free_mib=None,
-        stop_requested=False,
+        stop_requested=stop_requested,
         hang_suspected=False,
     )
     return evidence if exit_code is None else replace(evidence, launcher=status_of(exit_code))
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
-    plan = read_small_json(path)
-    return plan if isinstance(plan, dict) else {}
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_small_json(path)
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What the progress files say of an attempt: completed steps at its start and end."""
+
+    first: int | None = None
+    last: int | None = None
+    target: int | None = None
+
+    @classmethod
+    def read(cls, progress_dir: Path) -> _Steps:
+        """Read all of them; what cannot be read counts as not there."""
+        found = cls()
+        try:
+            for line in stream(progress_dir):
+                first = line.step if found.first is None else min(found.first, line.step)
+                last = line.step if found.last is None else max(found.last, line.step)
+                found = cls(first, last, line.target_step or found.target)
+        except OSError:
+            pass
+        return found
 
 
 def _read_folder(folder: Path, exit_code: int | None) -> Evidence:
