@@ -44,7 +44,7 @@ def grep(option, patterns, path):
     command = ["grep", option, "-c", "-f", str(file), str(path)]
     subprocess.run(
         command,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,  # into /dev/null grep would stop at the first match
         env=os.environ | {"LC_ALL": "C"},
         timeout=GREP_TIMEOUT_S,
         check=False,  # 1 is no match
