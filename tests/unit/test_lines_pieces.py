@@ -175,7 +175,24 @@ def test_other_lines_stay_whole(raw):
 
 @pytest.mark.parametrize(
     "filler",
-    ["x", "\\n", "[", "{", "]", '{"log": "', "1/1 [", "%|", 'File "', "\x1b[", "Error: : ", "#012"],
+    [
+        "x",
+        "\\n",
+        "\\",
+        " ",
+        "(",
+        "- ",
+        "[",
+        "{",
+        "]",
+        '{"log": "',
+        "1/1 [",
+        "%|",
+        'File "',
+        "\x1b[",
+        "Error: : ",
+        "#012",
+    ],
 )
 def test_a_huge_line_costs_bounded_time(filler):
     """100 kB of anything is taken apart well within a second and gives bounded pieces."""

@@ -268,7 +268,18 @@ def test_a_flood_of_different_errors_costs_bounded_time(line):
 
 @pytest.mark.parametrize(
     "filler",
-    [b"x", b"Error: ", b"[rank0]:", b"\\n", b'Traceback (most recent call last): File "a", line 3'],
+    [
+        b"x",
+        b" ",
+        b"\\",
+        b"\t",
+        b"- ",
+        b"1: ",
+        b"Error: ",
+        b"[rank0]:",
+        b"\\n",
+        b'Traceback (most recent call last): File "a", line 3',
+    ],
 )
 def test_a_long_line_costs_bounded_time(filler):
     """A hot line of 100 kB is read in under a second, alone and as somebody's neighbour."""

@@ -66,7 +66,7 @@ class Neighbours:
         pieces: Sequence[LogLine],
         at: int,
     ) -> Place:
-        """Return where piece `at` of `lines[index]` stands, whose number in the file is `number`."""
+        """Return where piece `at` of `lines[index]` stands, line `number` of the file."""
         rank = pieces[at].rank
         seen: list[list[str]] = []
 

@@ -30,13 +30,13 @@ _RANK_KEYS: Final = ("rank", "global_rank", "RANK", "process_index")
 _TIME_KEYS: Final = ("time", "timestamp", "@timestamp", "asctime", "ts", "datetime")
 
 _RESTART: Final = re.compile(r"[\r\x08\x0b\x0c]+")
-_NEWLINE: Final = re.compile(r"(?:\\+r)?\\+n|#012")
+_NEWLINE: Final = re.compile(r"(?:\\{1,8}r)?\\{1,8}n|#012")
 _WINDOWS_PATH: Final = re.compile(r"\b[A-Za-z]:\\\w")
 _NEWLINE_BESIDE_PATHS: Final = re.compile(
-    r"(?:\\+r)?\\+n(?=[^a-z_]|$|[a-z_]{1,40}\.[\w.]{0,100}(?:Error|Exception)\b)",
+    r"(?:\\{1,8}r)?\\{1,8}n(?=[^a-z_]|$|[a-z_]{1,40}\.[\w.]{0,100}(?:Error|Exception)\b)",
 )
-_QUOTE: Final = re.compile(r"\\+([\"'])")
-_TAB: Final = re.compile(r"\\+t(?=[^a-z]|$)|#011")
+_QUOTE: Final = re.compile(r"\\{1,8}([\"'])")
+_TAB: Final = re.compile(r"\\{1,8}t(?=[^a-z]|$)|#011")
 
 _RATE: Final = r"(?:it/s|s/it|[A-Za-z]{1,12}/s|\?)"
 _GLUED: Final = re.compile(
@@ -49,9 +49,9 @@ _GLOG: Final = re.compile(r"[IWEF]\d{3,4} \d\d:\d\d:\d\d\.")
 _BAR_END: Final = re.compile(r"\d+/[\d?]+ \[[^\]\[]{0,200}" + _RATE + r"[^\]\[]{0,300}\]$")
 _FLAT: Final = re.compile(r"Traceback \(most recent call last\):?.{0,40}\bFile \"")
 _FLAT_CUT: Final = re.compile(
-    r"\s*(?=\bFile \"[^\"]{1,500}\", line \d)"
-    r"|(?<=\S)\s*(?=Traceback \(most recent call)"
-    r"|\s*(?=During handling of the above|The above exception was the direct cause)"
+    r"\s{0,8}(?=\bFile \"[^\"]{1,500}\", line \d)"
+    r"|(?<=\S)\s{0,8}(?=Traceback \(most recent call)"
+    r"|\s{0,8}(?=During handling of the above|The above exception was the direct cause)"
     r"|(?<=[\s)\]'\"])(?=(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}"
     r"(?:Error|Exception|Interrupt|Exit)(?:: |\s*$))",
 )

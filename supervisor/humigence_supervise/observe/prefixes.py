@@ -60,7 +60,7 @@ _OTHER: Final = (
     r"\+ (?=Exception Group)",
 )
 _STRIPPED: Final = re.compile(
-    r"\s*(?:[│┃║]|\[repeated \d+x across cluster\](?: \(Ray dedup.{0,200})?)$"
+    r"(?:[│┃║]|\[repeated \d+x across cluster\](?: \(Ray dedup.{0,200})?)$"
     r"|There are some potential root causes\. .{0,2000}$",  # ray: possibilities, not facts
 )
 _PREFIX: Final = re.compile(r"\s*(?:" + "|".join((*_SURE_RANK, *_RANK, *_OTHER)) + ")")

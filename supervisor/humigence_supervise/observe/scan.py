@@ -78,7 +78,8 @@ class Scanner:
         `large`: see `Gate`.
         """
         self._catalogue = catalogue
-        self._gate = Gate(catalogue.literals, large=large)
+        self._large = large
+        self._gate: Gate | None = None
         self._narrower = Narrower()
         self._neighbours = Neighbours(year)
         self._file = file
@@ -141,6 +142,8 @@ class Scanner:
         lines = before + self._waiting
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
         first = self._lines + 1
+        if self._gate is None:  # of an empty file none is needed
+            self._gate = Gate(self._catalogue.literals, large=self._large)
         hot = self._gate.hot_lines(ready)
         for index in hot[: max(0, _READINGS - self._readings)]:
             self._read(lines, len(before) + index, first + index)
