@@ -160,7 +160,7 @@ class LiteralIndex:
     def __init__(self, literals: Iterable[str]) -> None:
         """Take the literals."""
         wanted = frozenset(literals)
-        short = frozenset(text for text in wanted if len(_longest(text)) < _SHORTEST)
+        short = frozenset(text for text in wanted if _is_short(_longest(text)))
         words = (*gate_words(wanted - short), *short)
         self._literals_of: dict[str, list[str]] = {word: [] for word in words}
         for literal in sorted(wanted):
@@ -179,8 +179,8 @@ class LiteralIndex:
 _GRAM = 5
 """Length of a gate word: short enough to serve many literals, long enough to be rare."""
 
-_SHORTEST = 2
-"""One character would open the gate for every line."""
+_SHORTEST_BYTES = 2
+"""One letter would open the gate for every line."""
 
 _COMMON = frozenset(
     ("ation", "ction", "ected", "found", "train", "epoch", "total", "model", "batch")
@@ -203,8 +203,8 @@ def gate_words(literals: frozenset[str]) -> tuple[str, ...]:
     for literal, found in grams.items():
         if words.isdisjoint(found):
             words.add(max(found, key=lambda gram: (uses[gram], gram), default=_longest(literal)))
-    if any(len(word) < _SHORTEST for word in words):
-        short = [text for text in grams if len(_longest(text)) < _SHORTEST]
+    if any(_is_short(word) for word in words):
+        short = [text for text in grams if _is_short(_longest(text))]
         raise ValueError(f"too short to find lines by, make the pattern longer: {short}")
     return tuple(sorted(words))
 
@@ -217,6 +217,10 @@ def _grams(literal: str) -> set[str]:
 
 
 _WITHOUT_DIGITS = re.compile(r"[^\s\d]+")
+
+
+def _is_short(word: str) -> bool:
+    return len(word.encode()) < _SHORTEST_BYTES
 
 
 def _longest(literal: str) -> str:
