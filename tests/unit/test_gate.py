@@ -16,6 +16,7 @@ from humigence_supervise.catalogue import load_catalogue
 from humigence_supervise.fast_search import fast_search
 from humigence_supervise.gate import Gate, VocabularySearch, line_numbers
 from humigence_supervise.literals import LiteralIndex
+from humigence_supervise.observe.evidence import scan_file
 
 ROWS = load_catalogue().rows
 LITERALS = load_catalogue().literals
@@ -233,3 +234,15 @@ def test_a_quadratic_pattern_is_found_out():
     line = "Error " * (LINE_BYTES // 6)
     assert seconds_grow_slowly(re.compile("Error .{0,80}failed"), line)
     assert not seconds_grow_slowly(re.compile("Error .*failed"), line)
+
+
+@pytest.mark.parametrize("row", ROWS[::8], ids=lambda row: row.id)
+def test_reading_near_matches_in_bounded_time(row, tmp_path):
+    """So is a log with such lines: what stands around a message is peeled off in time too."""
+    path = tmp_path / "a.log"
+    path.write_text("step 1\n" + "\nstep 2\n".join(near_matches(row)) + "\n")
+    began = time.process_time()
+    unread = []
+    scan_file(path, path.name, None, unread, None)
+    assert time.process_time() - began < 5 * MOST_S
+    assert "3 very long lines were cut" in unread[0]
