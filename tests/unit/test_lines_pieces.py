@@ -56,14 +56,17 @@ def test_only_what_was_visible_remains(raw, seen):
 
 @pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf_16_is_read(codec):
-    """PowerShell writes redirected output as UTF-16, with and without a byte order mark."""
+    """PowerShell writes redirected output as UTF-16, with and without a byte order mark.
+
+    One of the characters holds the newline byte.
+    """
     bom = b"\xfe\xff" if codec == "utf-16-be" else b""
-    data = bom + "step 1\r\nRuntimeError: Größe\r\nlast".encode(codec)
+    data = bom + "step 1\r\nRuntimeError: Größe\r\n设备上没有空间".encode(codec)
     lines = Narrower().lines(data.split(b"\n"))
     assert [decode(line).strip("\ufeff\r") for line in lines] == [
         "step 1",
         "RuntimeError: Größe",
-        "last",
+        "设备上没有空间",
     ]
 
 

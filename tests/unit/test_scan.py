@@ -287,3 +287,23 @@ def test_a_long_line_costs_bounded_time(filler):
     started = time.process_time()
     scan_bytes(long + b"\nValueError: x\n" + long)
     assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("OSError: [Errno 28] 设备上没有空间: '/data/x'", Kind.DISK_FULL),
+        ("OSError: [WinError 112] 磁盘空间不足。", Kind.DISK_FULL),
+        ("OSError: [Errno 12] Impossible d'allouer de la mémoire", Kind.HOST_OOM),
+        ("OSError: [WinError 1455] 页面文件太小，无法完成操作。", Kind.HOST_OOM),
+        ("OSError: [WinError 10048] 通常每个套接字地址只允许使用一次。", Kind.RENDEZVOUS),
+        ("FileNotFoundError: [WinError 3] 系统找不到指定的路径。: 'D:\\\\new'", Kind.CONFIG_ERROR),
+        ("ImportError: DLL load failed: Das Modul wurde nicht gefunden.", Kind.IMPORT_ERROR),
+    ],
+)
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16"])
+def test_any_language(error, kind, codec):
+    """The system's own words come in the user's language, on Windows often as UTF-16."""
+    text = TRACEBACK.format(file="a.py", line=1, error=error).replace("\n", "\r\n")
+    found = [hit for hit in scan_bytes(text.encode(codec)).hits if hit.role is Role.ROOT]
+    assert [(hit.kind, hit.frame) for hit in found] == [(kind, "a.py:1 in forward")]

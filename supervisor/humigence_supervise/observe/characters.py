@@ -39,20 +39,38 @@ class Narrower:
         """Return the next lines of the file as UTF-8."""
         if self._at_start and raw:
             self._at_start = False
-            self._codec = {_BOM_LITTLE: "utf-16-le", _BOM_BIG: "utf-16-be"}.get(raw[0][:2])
+            guess = "utf-16-le" if _is_wide(raw[0]) else None
+            self._codec = {_BOM_LITTLE: "utf-16-le", _BOM_BIG: "utf-16-be"}.get(raw[0][:2], guess)
         if self._codec is None and b"\0" not in b"".join(raw):
             return raw
-        return [self._narrow(line) for line in raw]
+        return [self._narrow(line) for line in self._whole(raw)]
+
+    def _whole(self, raw: list[bytes]) -> list[bytes]:
+        """Put together what was cut at half a character (U+4E0A holds the newline byte)."""
+        if self._codec is None:
+            return raw
+        lines = raw[:1]
+        for part in raw[1:]:
+            before = lines[-1]
+            if part.startswith(b"\0") if self._codec == "utf-16-le" else before.endswith(b"\0"):
+                lines.append(part)
+            else:
+                lines[-1] = before + b"\n" + part
+        return lines
 
     def _narrow(self, line: bytes) -> bytes:
         codec = self._codec
         if codec is None:
-            if line.count(0) * _WIDE_SHARE < len(line):
+            if not _is_wide(line):
                 return line
             codec = "utf-16-le"
         if len(line) % 2:
             line = line[1:] if codec == "utf-16-le" else line[:-1]
         return line.decode(codec, errors="replace").rstrip("\r").encode(errors="replace")
+
+
+def _is_wide(line: bytes) -> bool:
+    return line.count(0) * _WIDE_SHARE >= len(line) > 0
 
 
 def decode(raw: bytes) -> str:

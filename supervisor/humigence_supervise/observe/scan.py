@@ -106,7 +106,9 @@ class Scanner:
         self._advance(len(self._waiting))
         tail = list(self._tail)
         first = self._lines - len(tail) + 1
-        if not self._has_cause() or self._readings > _READINGS:
+        often = any(count > _HITS_PER_ROW for count in self._counts.values())
+        if self._readings > _READINGS or not self._has_cause():
+            pass  # what a log ends with counts, however often it came before
             self._read_ungated(tail, first)
         self._read_end(tail, first)
         for index, raw in enumerate(tail):
@@ -165,7 +167,9 @@ class Scanner:
 
     def _match(self, line: LogLine, place: Place) -> None:
         row = self._catalogue.match(line.text, lambda: "\n".join(place.above()))
-        if row is None or row.at_end or is_source(line.text, place.above):
+        if row is None or row.at_end:
+            return
+        if row.role is Role.ROOT and is_source(line.text, place.above):
             return
         if row.id == "process.exit_code":
             self._end.note(line.text, place.above)
@@ -219,8 +223,11 @@ class Scanner:
                 self._keep(row, line, Place(number, list, list))
 
     def _read_ungated(self, tail: list[bytes], first: int) -> None:
-        """Read what the gate could not see: words that colours, escapes or line breaks cut."""
-        for index in range(max(0, len(tail) - _UNGATED_LINES), len(tail)):
+        """Read the end, last line first, with what the gate could not see or thinned out.
+
+        It cannot see words that colours, escapes or line breaks cut.
+        """
+        for index in reversed(range(max(0, len(tail) - _UNGATED_LINES), len(tail))):
             self._read(tail, index, first + index)
             if index + 1 < len(tail):
                 self._read_across(tail, index, first + index)
