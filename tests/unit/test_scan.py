@@ -295,7 +295,7 @@ def test_a_long_line_costs_bounded_time(filler):
         ("OSError: [Errno 28] 设备上没有空间: '/data/x'", Kind.DISK_FULL),
         ("OSError: [WinError 112] 磁盘空间不足。", Kind.DISK_FULL),
         ("OSError: [Errno 12] Impossible d'allouer de la mémoire", Kind.HOST_OOM),
-        ("OSError: [WinError 1455] 页面文件太小，无法完成操作。", Kind.HOST_OOM),
+        ("OSError: [WinError 1455] 页面文件太小 无法完成操作。", Kind.HOST_OOM),
         ("OSError: [WinError 10048] 通常每个套接字地址只允许使用一次。", Kind.RENDEZVOUS),
         ("FileNotFoundError: [WinError 3] 系统找不到指定的路径。: 'D:\\\\new'", Kind.CONFIG_ERROR),
         ("ImportError: DLL load failed: Das Modul wurde nicht gefunden.", Kind.IMPORT_ERROR),
@@ -307,3 +307,15 @@ def test_any_language(error, kind, codec):
     text = TRACEBACK.format(file="a.py", line=1, error=error).replace("\n", "\r\n")
     found = [hit for hit in scan_bytes(text.encode(codec)).hits if hit.role is Role.ROOT]
     assert [(hit.kind, hit.frame) for hit in found] == [(kind, "a.py:1 in forward")]
+
+
+@pytest.mark.parametrize("times", [5, 50, 600])
+def test_the_last_of_many_equal_errors_is_seen(times):
+    """An error survived time and again still ends the log when it comes a last time."""
+    error = TRACEBACK.format(file="a.py", line=1, error="requests.exceptions.ConnectionError: x")
+    steps = "".join(f"step {number} loss 0.5\n" for number in range(20))
+    text = (error + steps) * times + error
+    found = scan(text)
+    last = [hit for hit in found.hits if hit.line == text.count("\n")]
+    assert [(hit.kind, hit.role) for hit in last] == [(Kind.NETWORK_HUB, Role.ROOT)]
+    assert len(found.hits) < 100

@@ -107,8 +107,8 @@ class Scanner:
         tail = list(self._tail)
         first = self._lines - len(tail) + 1
         often = any(count > _HITS_PER_ROW for count in self._counts.values())
-        if self._readings > _READINGS or not self._has_cause():
-            pass  # what a log ends with counts, however often it came before
+        if often or self._readings > _READINGS or not self._has_cause():
+            self._counts.clear()  # what a log ends with counts, however often it came before
             self._read_ungated(tail, first)
         self._read_end(tail, first)
         for index, raw in enumerate(tail):
