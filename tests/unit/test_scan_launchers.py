@@ -208,6 +208,11 @@ def test_mpi_names_the_first(text, exits):
         ("      Exit Code:    137", (137, None)),
         ('        "exitCode": 137,', (137, None)),
         ("Command terminated by signal 9", (None, 9)),
+        (
+            "W1212 04:02:33.403934 24044 init.cc:205] *** SIGSEGV (@0x0) received by PID 24044 "
+            "(TID 0x7f6406bd7740) from PID 0; stack trace: ***",
+            (None, 11),
+        ),
         ("Speicherzugriffsfehler (Speicherabzug geschrieben)", (None, 11)),
         ("Getötet", (None, 9)),
         ("Abgebrochen (Speicherabzug geschrieben)", (None, 6)),

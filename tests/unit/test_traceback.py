@@ -166,6 +166,10 @@ def above(text):
         (RICH, "unet_2d_condition_with_a_long_name.py:407 in forward"),
         ("".join(f"\x1b[31m{line}\x1b[0m\n" for line in RICH.splitlines()),
          "unet_2d_condition_with_a_long_name.py:407 in forward"),
+        (
+            "│ /home/setup/code/a_long_name_of_train.py:81 │\n│ in wait_for_everyone    │\n│ ❱ 81 │ │ x │",
+            "a_long_name_of_train.py:81 in wait_for_everyone",
+        ),
         (IPYTHON_OLD, "estimator.py:314 in fit"),
         (IPYTHON_8, "model.py:12 in train"),
         (IPYTHON_8.split("File ~", maxsplit=1)[0], "In[3]:2"),
@@ -176,6 +180,7 @@ def above(text):
         (UNCHAINED, ""),
         (HYDRA, "train.py:41 in main"),
         (RAY, "tune.py:60 in train_func"),
+        (RAY.replace("/app/tune.py", "python/ray/_raylet.pyx"), ""),
         (SYNTAX, "train.py:7"),
         (COMPILED, "net.py:3 in forward"),
         (ENTRY, ""),

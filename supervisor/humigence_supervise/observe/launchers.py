@@ -56,6 +56,7 @@ _JOB: Final = tuple(
         r"[Cc]hild process with PID \d+ terminated with code (?P<code>-?[1-9]\d*)",
         r"[Cc]ommand exited with non-zero status (?P<code>\d+)",
         r"terminated by signal (?P<number>\d+)",
+        r"\*\*\* (?P<name>SIG[A-Z]+) \(.{1,80}received by PID \d+",
         r"terminated by signal (?P<name>SIG[A-Z]+)",
         r"\bexited with code (?P<code>[1-9]\d{0,2})\b",
         r"^\s*\"?[Ee]xit ?[Cc]ode\"?: +(?P<code>[1-9]\d{0,2})\b",

@@ -30,7 +30,7 @@ _RANK: Final = (
     r"(\d{1,5}): ",  # srun --label
     r"\[?" + _NO_SOURCE + r"[\w.-]{1,80}:(\d{1,5})\]:? ?",
     r"\[(\d{1,5})\]: ?",
-    r"\[[Gg][Pp][Uu][ :]?(\d{1,3})\]:? ?",
+    r"\[(?:[Gg][Pp][Uu]|[Ww]orker)[ :]?(\d{1,5})\]:? ?",
     r"[\w.-]{1,80}:\d+:\d+ \[(\d{1,3})\] ",  # NCCL: host:pid:tid [device]
     r"\[(\d{1,3})\] (?=NCCL |[\w/]+\.(?:cc|h|cu|c):\d+ )",
 )
@@ -52,6 +52,9 @@ _OTHER: Final = (
     + r" {0,8}-[->]? {0,4}(?:[a-z_][\w.]{0,80} - {1,3})?",
     r"[|-] {0,8}" + _LEVEL + r" {0,8}[|-] (?:[\w.<>]{1,80}:[\w.<>]{1,80}:\d+ - )?",  # loguru
     _LEVEL + r":[\w.]{1,80}:\s?",  # logging's own default
+    _LEVEL + r" {1,8}[\w.]{1,60}\.py:\d+ -- ",  # ray: WARNING worker.py:1829 --
+    _LEVEL + r" {1,8}[\w.]{1,60} {2,8}",
+    r"\([\w./-]{1,80}\.py \d+\): " + _LEVEL + r"\s",  # Swin: (main.py 12): INFO
     _LEVEL + r" {1,8}(?:[\w.]{1,80}: |(?=[\w.]{0,80}(?:Error|Exception): ))",
     r"(?:ERROR|CRITICAL|FATAL|[Ee]rror)\s?[:|-]\s{1,4}(?=[\w.]{0,80}(?:Error|Exception)\b)",
     r">{2,3} (?!\w+ ?[=(.])",  # transformers: ... >> message

@@ -19,7 +19,7 @@ _STAMPS: Final = (
         "iso",
         r"[\[(]?(?:[A-Za-z]{1,20} (?:[A-Z] )?)?(?P<year>\d{4})(?P<sep>[-/.])(?P<month>\d\d)(?P=sep)"
         r"(?P<day>\d\d)[T _,]{1,2}" + _TIME + r"(?: ?(?P<zone>Z\b|UTC\b|GMT\b|[+-]\d\d:?\d\d\b))?"
-        r"(?: [\w.]{1,60}:\d+(?=\]))?[\])]?[:,]?",
+        r"(?: [\w.:-]{1,60}(?=\]))?[\])]?[:,]?",
     ),
     (
         "glog",
@@ -40,6 +40,10 @@ _STAMPS: Final = (
         + r") (?P<day>[ \d]?\d) "
         + _TIME
         + r"(?: [\w.-]{1,64} [\w./()@-]{1,64}(?:\[\d+\])?:)?",
+    ),
+    (
+        "log4j",
+        r"(?P<day>\d\d)-(?P<monthname>" + _MONTHS + r")-(?P<year>\d{4}|\d\d) " + _TIME,
     ),
     (
         "american",

@@ -36,13 +36,14 @@ _ARROW: Final = re.compile(r"^\s*(?:-{2,}>|❱) ?(\d+) ")
 _NUMBERED_SOURCE: Final = re.compile(r"\s*(?:-{2,}>|❱) ?\d+ |\s*\d+ │")
 """Source lines as IPython and rich number them."""
 
-_WRAPPED: Final = re.compile(r"^\s*:\d+ in\b")
+_WRAPPED: Final = re.compile(r"^\s*(?::\d+ in\b|in [\w.<>]+\s*$)")
+_WRAPPED_FIRST: Final = re.compile(r"\.pyx?(?::\d+)?\s*$")
 _LIBRARY: Final = re.compile(
     r"(?:site|dist)-packages|[/\\]lib(?:64)?[/\\]python\d|[Pp]ython-?3?[\d.]+[/\\][Ll]ib[/\\]"
     r"|[/\\]envs[/\\][^/\\]+[/\\][Ll]ib[/\\]|[/\\](?:ana|mini)conda\d?[/\\][Ll]ib[/\\]"
     r"|<frozen |<string>|<stdin>|importlib|<__array_function__|__torch__|torchinductor_"
     r"|[/\\]torch[/\\](?:nn|distributed|utils|autograd|multiprocessing|_\w+|optim|cuda)[/\\]"
-    r"|[/\\]bin[/\\][\w-]+$|\.exe[/\\]__main__\.py$",
+    r"|(?:^|[/\\])python[/\\]ray[/\\]|^/pkg/modal/|[/\\]bin[/\\][\w-]+$|\.exe[/\\]__main__\.py$",
 )
 _TRACEBACK: Final = "Traceback (most recent call"
 _CHAINED: Final = re.compile(r"During handling of the above|The above exception was the direct")
@@ -139,8 +140,9 @@ def _rejoined(above: list[str]) -> list[str]:
     """Put together the frames that a box was too narrow for: path on one line, number below."""
     lines: list[str] = []
     for text in above:
-        if lines and _WRAPPED.match(text):
-            lines[-1] = lines[-1].rstrip() + text.strip()
+        if lines and _WRAPPED.match(text) and _WRAPPED_FIRST.search(lines[-1]):
+            glue = "" if text.lstrip().startswith(":") else " "
+            lines[-1] = lines[-1].rstrip() + glue + text.strip()
         else:
             lines.append(text)
     return lines
