@@ -32,7 +32,11 @@ _CRASHES: Final = {
 _BY_SHELL: Final = frozenset({*_CRASHES, "SIGBUS", "SIGKILL", "SIGHUP", "SIGINT", "SIGTERM"})
 """Signals that are believed when a shell reports them as an exit code."""
 
+_WINDOWS_CRASHES: Final = frozenset({0xC0000005, 0xC000001D, 0xC00000FD, 0xC0000374, 0xC0000409})
+"""NTSTATUS: access violation, illegal instruction, stack overflow, heap corruption, overrun."""
+
 _SHARED_MEMORY_SIGNATURES: Final = ("shm.fork_trace",)
+_PRESSURE_SIGNATURES: Final = ("host_oom.pressure",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,16 @@ def ending_of(status: ExitStatus, hits: tuple[Hit, ...]) -> Ending | None:
     match name:
         case "SIGBUS":
             return _bus_error(signature, hits)
+        case "SIGKILL" if pressure := _first(hits, _PRESSURE_SIGNATURES):
+            return Ending(
+                Kind.HOST_OOM,
+                Confidence.LIKELY,
+                "A process was killed (SIGKILL) when the machine's memory (RAM) was nearly full",
+                signature,
+                advice="`dmesg | grep -i oom` would prove it; use fewer DataLoader workers and "
+                "smaller caches, offload less, or add RAM.",
+                hit=pressure,
+            )
         case "SIGKILL":
             return Ending(
                 Kind.UNKNOWN,
@@ -87,7 +101,7 @@ def ending_of(status: ExitStatus, hits: tuple[Hit, ...]) -> Ending | None:
 
 def _bus_error(signature: str, hits: tuple[Hit, ...]) -> Ending:
     """SIGBUS is how a full /dev/shm shows to who mapped it; elsewhere it is a crash."""
-    shared = next((hit for hit in hits if hit.signature in _SHARED_MEMORY_SIGNATURES), None)
+    shared = _first(hits, _SHARED_MEMORY_SIGNATURES)
     if shared is None:
         means = "A process ended by a bus error (SIGBUS)"
         return Ending(Kind.SEGFAULT, Confidence.LIKELY, means, signature)
@@ -95,8 +109,15 @@ def _bus_error(signature: str, hits: tuple[Hit, ...]) -> Ending:
     return Ending(Kind.SHM, Confidence.LIKELY, means, signature, hit=shared)
 
 
+def _first(hits: tuple[Hit, ...], signatures: tuple[str, ...]) -> Hit | None:
+    return next((hit for hit in hits if hit.signature in signatures), None)
+
+
 def _signal_name(status: ExitStatus) -> str | None:
     """Return the signal behind a status, also where a shell or a handler made it a code."""
+    number = status.code if status.signal is None else -status.signal
+    if number is not None and number % (1 << 32) in _WINDOWS_CRASHES:
+        return "SIGSEGV"
     if status.signal is not None:
         return _NAMES.get(status.signal, f"signal {status.signal}")
     named = _NAMES.get((status.code or 0) - _SHELL_BASE, "")

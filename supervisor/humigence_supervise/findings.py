@@ -44,7 +44,7 @@ def from_text(evidence: Evidence, hit: Hit) -> Finding:
     match kind:
         case Kind.CUDA_OOM:
             return _explain_oom(finding, hit, evidence)
-        case Kind.HOST_OOM if row.strength >= _HOST_RECORD and not evidence.progress_seen:
+        case Kind.HOST_OOM if row.remedy is None and not _trained(evidence):
             return replace(finding, remedy=Remedy.STOP_AND_TELL)
         case Kind.SEGFAULT if hit.frame and not evidence.progress_seen:
             return replace(finding, remedy=Remedy.STOP_AND_TELL)
@@ -60,10 +60,6 @@ def _trained(evidence: Evidence) -> bool:
     """Return whether the attempt made a step, as far as anything tells."""
     first, last = evidence.first_step, evidence.last_step
     return evidence.progress_seen or (last is not None and last > (first or 0))
-
-
-_HOST_RECORD: Final = 110
-"""Strength of texts that the kernel or Slurm itself wrote."""
 
 
 def _between_gpus(text: str) -> bool:
