@@ -125,8 +125,9 @@ def measure_reader(room, *, quick):
         ours = speeds["ours"]
         result[f"reader_{name}_mb_per_s"] = round(ours, 1)
         told = {"mb": round(len(data) / MB, 1), "lines": data.count(b"\n")}
+        told["mb_of_slow"] = round(part.stat().st_size / MB, 1)
         for other, value in speeds.items():
-            told[other] = "too slow" if value is None else round(value, 1)
+            told[other] = "too slow" if value is None else round(value, 2)
             if value is not None and other != "ours":
                 told[f"ours/{other}"] = round(ours / value, 1)
         result[f"reader_{name}"] = told
