@@ -13,7 +13,7 @@ from humigence_supervise.journal import read_journal
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Entry, Json
 from humigence_supervise.steps import steps_of
-from humigence_supervise.surroundings import lines_around
+from humigence_supervise.surroundings import lines_around, marked
 
 Document = dict[str, Json]
 
@@ -199,16 +199,7 @@ def _evidence_rows(document: Document) -> list[tuple[str, str]]:
         ("evidence", f"{root.get('path')}:{root.get('line')}{who}"),
         ("", str(root.get("text") or "")),
         ("", f"in {root['frame']}" if root.get("frame") else ""),
-        *around_rows(_list(root.get("around")), root.get("line")),
-    ]
-
-
-def around_rows(around: list[Json], proof: Json) -> list[tuple[str, str]]:
-    """Return the numbered lines around the proof, with a mark at the proof itself."""
-    lines = [one for one in around if isinstance(one, dict)]
-    return [
-        ("", f"{'>' if one.get('line') == proof else ' '} {one.get('line'):>6} | {one.get('text')}")
-        for one in lines
+        *(("", line) for line in marked(_list(root.get("around")), root.get("line"))),
     ]
 
 

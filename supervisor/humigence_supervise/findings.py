@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Final
 
 from humigence_supervise.causes import STRONG, row_of
 from humigence_supervise.domain import Confidence, Evidence, Hit, Kind, Remedy

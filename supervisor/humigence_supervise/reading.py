@@ -18,6 +18,7 @@ from humigence_supervise.observe.progress import stream
 from humigence_supervise.observe.scan import Scan, Scanner
 from humigence_supervise.printable import for_people
 from humigence_supervise.small_json import read_small_json
+from humigence_supervise.surroundings import lines_around, marked
 
 STDIN: Final = "-"
 _ATTEMPT_FILES: Final = (PLAN_FILE, EXIT_FILE, LAUNCHER_LOG, RANKS_DIR)
@@ -54,10 +55,28 @@ def read_input(path: str, exit_code: int | None) -> Evidence:
         scan = scan_file(place, path, None, unread, None)
         if unread and not scan.lines:
             raise UnreadableError(f"{unread[0]}. Name a log file or folder.")
+        if not scan.hits and _is_binary(place):
+            unread.append(f"{path} is not text")
         return _evidence([scan], unread, exit_code)
     if any((place / name).exists() for name in _ATTEMPT_FILES):
         return _read_attempt(place, exit_code)
     return _read_folder(place, exit_code)
+
+
+_SAMPLE_BYTES: Final = 1 << 16
+_BINARY_SHARE: Final = 0.05
+_CONTROLS: Final = bytes({*range(32), 127} - set(b"\0\t\n\r\b\f\x1b"))
+"""Bytes that a log has none of; NUL is in those of a machine that crashed, and in UTF-16."""
+
+
+def _is_binary(path: Path) -> bool:
+    """Return whether a file begins like data, not like a log."""
+    try:
+        with path.open("rb") as file:
+            sample = file.read(_SAMPLE_BYTES)
+    except OSError:
+        return False
+    return len(sample) - len(sample.translate(None, _CONTROLS)) > _BINARY_SHARE * len(sample)
 
 
 def _evidence(scans: list[Scan], unread: list[str], exit_code: int | None) -> Evidence:
@@ -199,7 +218,7 @@ def _root(hit: Hit) -> dict[str, Any]:
 
 
 def diagnosis_text(source: str, diagnosis: Diagnosis) -> str:
-    """Return the same for people; what a log holds is escaped."""
+    """Return the same for people, with the lines around the proof; foreign text is escaped."""
     lines = [
         f"{source}: {diagnosis.kind.value} ({diagnosis.confidence.value})",
         f"  cause     {diagnosis.reason}",
@@ -207,6 +226,8 @@ def diagnosis_text(source: str, diagnosis: Diagnosis) -> str:
     if diagnosis.root is not None:
         hit = diagnosis.root
         lines.append(f"  evidence  {hit.file}:{hit.line}: {hit.text[:200]}")
+        around = lines_around(Path(source) / hit.file, hit.line)
+        lines += [f"  {line}" for line in marked(around, hit.line)]
     if diagnosis.symptoms:
         named = sorted({hit.signature for hit in diagnosis.symptoms})
         lines.append(f"  symptoms  {', '.join(named)}")

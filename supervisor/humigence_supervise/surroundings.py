@@ -50,3 +50,12 @@ def _keep_until(descriptor: int, last: int, kept: deque[tuple[int, bytes]]) -> b
         if read_bytes > _SEARCHED_BYTES:
             return False
     return True
+
+
+def marked(around: list[Json], proof: Json) -> list[str]:
+    """Return the lines for people, numbered, with a mark at the one with the number `proof`."""
+    lines = [one for one in around if isinstance(one, dict)]
+    return [
+        f"{'>' if one.get('line') == proof else ' '} {one.get('line'):>6} | {one.get('text')}"
+        for one in lines
+    ]

@@ -147,3 +147,25 @@ def test_stdin():
         timeout=60,
     )
     assert ended.stdout.decode().strip() == Kind.CUDA_OOM
+
+
+def test_data_is_not_called_healthy(tmp_path):
+    """A file that is no text is unknown and says so; a log with NUL bytes in it is a log."""
+    data = tmp_path / "model.bin"
+    data.write_bytes(bytes(range(256)) * 64)
+    found = document(data)
+    assert (found["kind"], found["action"]) == ("unknown", "retry_same")
+    assert "is not text" in found["reason"]
+    log = tmp_path / "train.log"
+    log.write_bytes(b"step 1 loss 2.0\n" + bytes(4096) + b"\nstep 2 loss 1.9\n")
+    assert document(log)["kind"] == "healthy"
+
+
+def test_text_for_people_shows_the_lines_around_the_proof(tmp_path):
+    """The proof is marked among its neighbours, for a file and for a folder."""
+    log = tmp_path / "train.log"
+    log.write_text(OOM)
+    for source in (log, tmp_path):
+        text = diagnosis_text(str(source), diagnose(read_input(str(source), None)))
+        assert "        1 | step 1 loss 2.0\n" in text
+        assert ">      3 | [rank1]: torch.OutOfMemoryError" in text
