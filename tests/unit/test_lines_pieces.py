@@ -147,7 +147,7 @@ def test_a_traceback_on_one_line_is_unfolded(raw):
     """Escaped, wrapped in JSON or flattened: frames and exception are lines again."""
     found = texts(raw)
     assert any(text.startswith('File "/app/model.py", line 12, in forward') for text in found)
-    assert any(text.strip("'\"\\} ") == "ValueError: bad shape" for text in found)
+    assert "ValueError: bad shape" in found
 
 
 def test_the_rank_and_time_of_a_json_record_are_told():

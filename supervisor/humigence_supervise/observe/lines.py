@@ -70,14 +70,16 @@ def segments(raw: str) -> list[str]:
 def read_line(raw: str, year: int = 1970) -> list[LogLine]:
     """Return the lines that a raw line holds, one at least.
 
-    One without a rank or a time has that of the one before it.
+    One without a time has that of the one before it; one without a rank that of the others,
+    where these have one.
     """
+    lines = [normalize(piece, year) for piece in pieces(raw)]
+    ranks = {line.rank for line in lines if line.rank is not None}
+    only = ranks.pop() if len(ranks) == 1 else None
     found: list[LogLine] = []
-    rank: int | None = None
-    for piece in pieces(raw):
-        line = normalize(piece, year)
-        rank = line.rank if line.rank is not None else rank
+    for line in lines:
         stamps = line.stamps or (found[-1].stamps if found else ())
+        rank = only if line.rank is None else line.rank
         found.append(LogLine(line.text, rank, stamps[0].at_s if stamps else None, stamps))
     return found or [LogLine("")]
 

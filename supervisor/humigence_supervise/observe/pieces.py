@@ -36,6 +36,9 @@ _NEWLINE_BESIDE_PATHS: Final = re.compile(
     r"(?:\\{1,8}r)?\\{1,8}n(?=[^a-z_]|$|[a-z_]{1,40}\.[\w.]{0,100}(?:Error|Exception)\b)",
 )
 _QUOTE: Final = re.compile(r"\\{1,8}([\"'])")
+_CLOSING: Final = re.compile(r"([\"'])\1{0,2}[\])},; ]{0,20}$")
+"""The end of a string that was opened on an earlier of its lines."""
+
 _TAB: Final = re.compile(r"\\{1,8}t(?=[^a-z]|$)|#011")
 
 _RATE: Final = r"(?:it/s|s/it|[A-Za-z]{1,12}/s|\?)"
@@ -79,7 +82,11 @@ def _lines_within(text: str) -> list[str]:
     if "\\n" not in text and "#012" not in text:
         return [text]
     newline = _NEWLINE_BESIDE_PATHS if _WINDOWS_PATH.search(text) else _NEWLINE
-    return newline.split(_QUOTE.sub(r"\1", _TAB.sub(" ", text)))
+    *lines, last = newline.split(_QUOTE.sub(r"\1", _TAB.sub(" ", text)))
+    closing = _CLOSING.search(last)
+    if closing and last.count(closing[1], 0, closing.start()) % 2 == 0:
+        last = last[: closing.start()]
+    return [*lines, last]
 
 
 def _message_of(text: str) -> list[str] | None:

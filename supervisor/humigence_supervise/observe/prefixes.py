@@ -64,7 +64,8 @@ _OTHER: Final = (
 )
 _STRIPPED: Final = re.compile(
     r"(?:[│┃║]|\[repeated \d+x across cluster\](?: \(Ray dedup.{0,200})?)$"
-    r"|There are some potential root causes\. .{0,2000}$",  # ray: possibilities, not facts
+    # ray: possibilities, not facts
+    r"|There are some potential root causes\.(?: ?\(\d\) [^()]{0,200}){1,6}",
 )
 _PREFIX: Final = re.compile(r"\s*(?:" + "|".join((*_SURE_RANK, *_RANK, *_OTHER)) + ")")
 _SURE: Final = range(1, len(_SURE_RANK) + 1)

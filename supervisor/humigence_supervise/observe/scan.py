@@ -26,7 +26,7 @@ from humigence_supervise.observe.traceback import (
     spawned_rank,
     user_frame,
 )
-from humigence_supervise.observe.wrapped import continued, rows_across
+from humigence_supervise.observe.wrapped import NARROWEST, continued, rows_across
 
 _HITS_PER_ROW: Final = 12
 _TEXT_MAX: Final = 2_000
@@ -214,9 +214,8 @@ class Scanner:
         """Match the rows that count only where a log ends, in its last lines that say something."""
         ends: list[tuple[int, LogLine]] = []
         for index in range(max(0, len(tail) - _END_SEARCHED), len(tail)):
-            line = next(iter(self._neighbours.line(tail[index])[-1:]), LogLine(""))
-            if any(map(str.isalnum, line.text)):
-                ends.append((first + index, line))
+            pieces = self._neighbours.line(tail[index])[-_END_SEARCHED:]
+            ends += [(first + index, line) for line in pieces if any(map(str.isalnum, line.text))]
         for number, line in ends[-_END_LINES:]:
             row = self._catalogue.match(line.text)
             if row is not None and row.at_end:
@@ -233,6 +232,8 @@ class Scanner:
                 self._read_across(tail, index, first + index)
 
     def _read_across(self, tail: list[bytes], index: int, number: int) -> None:
+        if len(tail[index]) < NARROWEST:
+            return
         firsts, seconds = self._neighbours.line(tail[index]), self._neighbours.line(tail[index + 1])
         if not firsts or not seconds or seconds[0].rank not in (None, firsts[-1].rank):
             return

@@ -11,7 +11,7 @@ from humigence_supervise.catalogue import Catalogue, Row
 _REACH: Final = 400
 """Of each of two lines so much is looked at: a pattern across the break is shorter."""
 
-_NARROWEST: Final = 40
+NARROWEST: Final = 40
 """No terminal breaks lines shorter than this."""
 
 _CONTINUED_LINES: Final = 8
@@ -27,8 +27,6 @@ def rows_across(catalogue: Catalogue, first: str, second: str) -> Iterator[tuple
     A break may stand inside a word or in a space's place. Only a match that reaches across it
     counts: what stands in one line was read there.
     """
-    if len(first) < _NARROWEST:
-        return
     head, tail = first[-_REACH:], second.strip()[:_REACH]
     for glue in ("", " "):
         text = head + glue + tail
@@ -45,7 +43,7 @@ def continued(text: str, below: list[str]) -> str:
     """Return a message with the lines it goes on in, where a narrow terminal broke it."""
     last = text
     for line in below[:_CONTINUED_LINES]:
-        if len(last) < _NARROWEST or _NEW_MESSAGE.match(line):
+        if len(last) < NARROWEST or _NEW_MESSAGE.match(line):
             break
         text = f"{text} {line.strip()}"
         last = line
