@@ -136,6 +136,7 @@ def check_folder(folder: Path, files: dict[str, bytes], exit_code: int | None) -
 
 @given(files=st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=6), exit_code=CODES)
 @example(files={"exit.json": b'{"launcher": {"code": true, "signal": 1e999}}'}, exit_code=None)
+@example(files={"exit.json": b'{"error": "\\ud800"}'}, exit_code=None)
 @example(files={"ranks/0/error.json": b'{"message": "\\ud800 CUDA out of memory"}'}, exit_code=1)
 @OFTEN
 def test_any_folder_is_read(tmp_path_factory, files, exit_code):
