@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from corpus.mutations import INCIDENTS, LINES, ORDINARY, mutated
+from corpus.mutations import INCIDENTS, LINES, ORDINARY, PREFIXES, mutated
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -244,6 +244,18 @@ def test_ordinary_lines_and_a_prefix_change_no_sample(tmp_path, line):
     same_kind(path, data, ranked(data))
     if not hang:
         same_kind(path, data, data + b"".join(ORDINARY[:3]))
+
+
+@pytest.mark.parametrize("prefix", PREFIXES, ids=range(len(PREFIXES)))
+def test_a_launchers_or_loggers_prefix_changes_no_sample(tmp_path, prefix):
+    """Samples keep their kind behind each prefix, alone and stacked upon another one."""
+    rng = random.Random(prefix)
+    for line in rng.sample(CASES, 60):
+        path, text = tmp_path / "a.log", line.values[0].encode() + b"\n"
+        before = b"".join(ORDINARY)
+        if kind_of(path, text) != Kind.HANG:
+            same_kind(path, before + text, before + prefix + text)
+            same_kind(path, before + text, before + rng.choice(PREFIXES) + prefix + text)
 
 
 @pytest.mark.parametrize("incident", ONE_FILE, ids=lambda incident: incident.name)
