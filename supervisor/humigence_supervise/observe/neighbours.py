@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from humigence_supervise.observe.characters import decode
@@ -18,6 +19,10 @@ _LOOKS: Final = 2_000
 
 _BYTES: Final = 8_000
 """Of a longer neighbour only the end is read."""
+
+_TEXTS: Final = 400
+_TEXTS_OF_LINE: Final = 60
+"""So many texts are looked at, also where one line holds a whole traceback."""
 
 _REMEMBERED: Final = 4_096
 """Lines read and kept: in a flood, the surroundings of two errors are mostly the same."""
@@ -40,13 +45,19 @@ class Neighbours:
         self._year = year
         self._looks = 0
         self._read: dict[bytes, tuple[LogLine, ...]] = {}
+        self._last: tuple[list[bytes], int, int | None, list[str]] = ([], -1, None, [])
 
-    def texts(self, lines: list[bytes], rank: int | None) -> list[str]:
-        """Return the texts of `lines` that `rank` wrote, or nobody in particular."""
+    def _walk(self, lines: Iterable[bytes], rank: int | None) -> list[list[str]]:
+        """Return the texts of `lines`, which come nearest first, that belong to `rank`, by line."""
         self._looks += 1
-        if self._looks > _LOOKS:
-            return []
-        return [line.text for raw in lines for line in self.line(raw) if line.rank in (None, rank)]
+        found: list[list[str]] = []
+        left = _TEXTS
+        for raw in lines if self._looks <= _LOOKS else ():
+            found.append(_of_rank(self.line(raw)[-_TEXTS_OF_LINE:], rank))
+            left -= len(found[-1])
+            if left <= 0:
+                break
+        return found
 
     def line(self, raw: bytes) -> tuple[LogLine, ...]:
         """Return what one raw line holds."""
@@ -68,15 +79,26 @@ class Neighbours:
     ) -> Place:
         """Return where piece `at` of `lines[index]` stands, line `number` of the file."""
         rank = pieces[at].rank
-        seen: list[list[str]] = []
 
         def above() -> list[str]:
-            if not seen:
-                seen.append(self.texts(lines[max(0, index - ABOVE_LINES) : index], rank))
-            return seen[0] + [piece.text for piece in pieces[:at]]
+            return self._above(lines, index, rank) + _of_rank(pieces[:at], rank)
 
         def below() -> list[str]:
-            rest = [piece.text for piece in pieces[at + 1 :]]
-            return rest + self.texts(lines[index + 1 : index + 1 + BELOW_LINES], rank)
+            under = lines[index + 1 : index + 1 + BELOW_LINES]
+            return _of_rank(pieces[at + 1 :], rank) + list(chain(*self._walk(under, rank)))
 
         return Place(number, above, below)
+
+    def _above(self, lines: list[bytes], index: int, rank: int | None) -> list[str]:
+        """Return the texts above a line, oldest first; the pieces of one line share them."""
+        known_lines, known_index, known_rank, known = self._last
+        if known_lines is lines and (known_index, known_rank) == (index, rank):
+            return known
+        over = lines[max(0, index - ABOVE_LINES) : index]
+        found = list(chain(*reversed(self._walk(reversed(over), rank))))
+        self._last = (lines, index, rank, found)
+        return found
+
+
+def _of_rank(lines: Sequence[LogLine], rank: int | None) -> list[str]:
+    return [line.text for line in lines if line.rank in (None, rank)]
