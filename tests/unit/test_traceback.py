@@ -167,7 +167,7 @@ def above(text):
         ("".join(f"\x1b[31m{line}\x1b[0m\n" for line in RICH.splitlines()),
          "unet_2d_condition_with_a_long_name.py:407 in forward"),
         (
-            "│ /home/setup/code/a_long_name_of_train.py:81 │\n│ in wait_for_everyone    │\n│ ❱ 81 │ │ x │",
+            "│ /home/setup/a_long_name_of_train.py:81 │\n│ in wait_for_everyone │\n│ ❱ 81 │ x │",
             "a_long_name_of_train.py:81 in wait_for_everyone",
         ),
         (IPYTHON_OLD, "estimator.py:314 in fit"),
