@@ -26,7 +26,9 @@ from humigence_supervise.domain import (
 )
 from humigence_supervise.endings import Ending, ending_of
 from humigence_supervise.findings import Finding, from_text, quoted
+from humigence_supervise.host_record import from_record
 from humigence_supervise.remedies import USUAL
+from humigence_supervise.which_gpu import which_gpu
 
 _SYMPTOMS_MAX: Final = 20
 _NOTHING_DONE: Final = ("success.no_batches", "hang.first_collective")
@@ -55,11 +57,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         confidence=finding.confidence,
         fingerprint=_fingerprint(finding),
         rank=rank,
+        gpu=which_gpu(evidence, root, rank),
+        context=evidence.context,
+        unread=evidence.unread,
     )
 
 
 def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
-    if finding := _from_record(evidence):
+    if finding := from_record(evidence):
         return finding
     if evidence.not_started:
         means = f"The attempt could not be started: {evidence.not_started}"
@@ -96,15 +101,6 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
 
 
 # --- what needs no text ------------------------------------------------------------------------
-
-
-def _from_record(evidence: Evidence) -> Finding | None:
-    """The kernel's own word that it killed one of our ranks for memory."""
-    for exit_ in evidence.ranks:
-        if exit_.pid and exit_.pid in evidence.host_oom_pids:
-            means = f"The kernel killed rank {exit_.rank} (pid {exit_.pid}) for memory"
-            return Finding(Kind.HOST_OOM, Confidence.CERTAIN, rank=exit_.rank, means=means)
-    return None
 
 
 def _ended_well(evidence: Evidence) -> bool:

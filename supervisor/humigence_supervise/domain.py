@@ -107,6 +107,39 @@ class Gpu:
     name: str
     total_mib: int | None
     free_mib: int | None
+    bus_id: str = ""
+    """Its PCI bus id as "0000:01:00"; "" where it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU: a pid of the host, and what it holds (None: unknown)."""
+
+    pid: int
+    used_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """What the driver said of a GPU after an attempt; None (or "") is unknown.
+
+    `ecc_uncorrected` counts since the driver was loaded. `recovery` is what the driver wants done,
+    "" for nothing; `throttled` why it runs slower, as far as that is trouble. `error` is the
+    driver's word when it cannot speak to the GPU ("GPU is lost").
+    """
+
+    index: int
+    uuid: str = ""
+    bus_id: str = ""
+    name: str = ""
+    total_mib: int | None = None
+    used_mib: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    ecc_uncorrected: int | None = None
+    recovery: str | None = None
+    throttled: tuple[str, ...] | None = None
+    temperature_c: int | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +304,13 @@ class Evidence:
 
     `first_step`/`last_step` are the completed steps at its start and end; `target_step` is None
     when nobody said it. `first_dead` is the rank the supervisor saw die first (pidfd order).
-    `host_oom_pids` are pids the kernel's own record says it killed for memory. `progress_seen`:
-    the output itself shows steps or losses (all there is, for a log without progress files).
+    `host_oom_pids` are pids the kernel's own record says it killed for memory, in the pid namespace
+    of the ranks. `unnamed_oom_kills` counts the processes of the attempt's cgroup killed for memory
+    while it ran that no such record names; None is unknown. `gpus` are the plan's, in order of
+    rank; `gpu_states` what the driver said of the machine's GPUs afterwards. `context` is what else
+    was found that proves nothing but helps a person, one sentence each.
+    `progress_seen`: the output itself shows steps or losses (all there is, for a log without
+    progress files).
     `not_started` is why there was no process at all, "" where there was one.
     `success_unproven` is why exit code 0 would prove nothing, "" where it may be believed.
     """
@@ -287,6 +325,10 @@ class Evidence:
     target_step: int | None = None
     accelerator: Accelerator | None = None
     host_oom_pids: tuple[int, ...] = ()
+    unnamed_oom_kills: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    gpu_states: tuple[GpuState, ...] = ()
+    context: tuple[str, ...] = ()
     disk_free_mib: int | None = None
     stop_requested: bool = False
     hang_suspected: bool = False
@@ -301,7 +343,9 @@ class Diagnosis:
     """The root cause, in one sentence, with what to do about it.
 
     `root` is the hit that shows it, None when it is read from exit codes alone. `fingerprint`
-    is equal for two failures that are the same one (kind, signature, normalized frame).
+    is equal for two failures that are the same one (kind, signature, normalized frame). `gpu` is
+    the GPU it is about or `rank` ran on: its UUID, else the index or PCI bus id that the text says.
+    `context` and `unread`: see `Evidence`.
     """
 
     kind: Kind
@@ -313,6 +357,9 @@ class Diagnosis:
     confidence: Confidence
     fingerprint: str
     rank: int | None = None
+    gpu: str | None = None
+    context: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 # --- what is decided ---------------------------------------------------------------------------

@@ -32,6 +32,8 @@ from humigence_supervise.observe import success
 from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
+from humigence_supervise.observe.host_evidence import planned_gpus
+from humigence_supervise.observe.host_facts import capture, note_start
 from humigence_supervise.records import Json
 from humigence_supervise.run import Run
 from humigence_supervise.state import State
@@ -120,6 +122,7 @@ class Effects:
     def launch(self, plan: LaunchPlan) -> Happening:
         """Start the plan's keeper."""
         environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
+        note_start(plan.attempt_dir)
         try:
             self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
         except launch.LaunchError as error:
@@ -196,6 +199,8 @@ class Effects:
         watch.drain()
         progress = watch.last_progress
         last_step = state.first_step if progress is None else progress.step
+        failed = not _exited_well(folder)
+        not_kept = capture(folder, planned_gpus(folder), run.paths.checkpoint_dir, failed=failed)
         evidence = gather(
             folder,
             world_size=world_size,
@@ -212,10 +217,15 @@ class Effects:
         watch.close()
         self.watch = None
         unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
-        evidence = replace(evidence, success_unproven=unproven, not_started=self._not_started)
+        evidence = replace(
+            evidence,
+            success_unproven=unproven,
+            not_started=self._not_started,
+            unread=(*evidence.unread, *not_kept),
+        )
         self._not_started = ""
         diagnosis = diagnose(evidence)
-        facts: dict[str, Json] = {"unread": list(evidence.unread), "last_step": last_step}
+        facts: dict[str, Json] = {"last_step": last_step}
         if diagnosis.kind is Kind.HEALTHY:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
         room_mib = max(self._need_mib(), (evidence.disk_free_mib or 0) + 1)
@@ -240,6 +250,12 @@ class Effects:
     def _watch(self, attempt: int, world_size: int) -> AttemptWatch:
         folder = self._run.attempt_dir(attempt)
         return AttemptWatch(folder, world_size, self._run.paths.checkpoint_dir, self._catalogue)
+
+
+def _exited_well(folder: Path) -> bool:
+    """Return whether the launcher ended with exit code 0."""
+    record = launch.read_exit(folder)
+    return record is not None and record["launcher"] is not None and record["launcher"]["code"] == 0
 
 
 def _nothing_to_resume(choice: choose.Choice, checkpoint_step: int) -> NotPrepared:

@@ -229,6 +229,9 @@ def diagnosed(state: State, context: Context, event: Diagnosed) -> Record:
         "fingerprint": diagnosis.fingerprint,
         "root": _hit(diagnosis.root) if diagnosis.root else None,
         "symptoms": [_hit(hit) for hit in diagnosis.symptoms],
+        "gpu": diagnosis.gpu,
+        "context": list(diagnosis.context),
+        "unread": list(diagnosis.unread),
         **event.facts,
     }
     return _of_attempt(state, context, Event.DIAGNOSIS_MADE, diagnosis.reason, facts)

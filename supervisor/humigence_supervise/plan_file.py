@@ -67,7 +67,10 @@ def public_plan(plan: LaunchPlan) -> dict[str, object]:
         "cwd": str(plan.cwd),
         "env": [_public_change(change) for change in plan.env],
         "unset_env": list(plan.unset_env),
-        "gpus": [{"index": g.index, "uuid": g.uuid, "name": g.name} for g in plan.gpus],
+        "gpus": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "bus_id": g.bus_id}
+            for g in plan.gpus
+        ],
         "batch": _public_batch(plan.batch),
         "resume_from": _public_checkpoint(plan.resume_from),
         "grace_s": plan.grace_s,

@@ -204,6 +204,9 @@ def diagnosis_document(source: str, diagnosis: Diagnosis) -> dict[str, Any]:
         "reason": diagnosis.reason,
         "remedy": diagnosis.advice,
         "confidence": diagnosis.confidence.value,
+        "gpu": diagnosis.gpu,
+        "context": list(diagnosis.context),
+        "unread": list(diagnosis.unread),
     }
 
 
@@ -231,5 +234,9 @@ def diagnosis_text(source: str, diagnosis: Diagnosis) -> str:
     if diagnosis.symptoms:
         named = sorted({hit.signature for hit in diagnosis.symptoms})
         lines.append(f"  symptoms  {', '.join(named)}")
+    if diagnosis.gpu is not None:
+        lines.append(f"  gpu       {diagnosis.gpu}")
+    lines += [f"  also      {one}" for one in diagnosis.context]
+    lines += [f"  not read  {one}" for one in diagnosis.unread]
     lines += [f"  action    {diagnosis.remedy.value}", f"  to do     {diagnosis.advice}"]
     return "\n".join(for_people(line) for line in lines)

@@ -14,6 +14,7 @@ from humigence_supervise.reading import diagnosis_document, read_input
 CORPUS = Path(__file__).resolve().parent.parent / "corpus"
 INCIDENTS = sorted(path.parent for path in CORPUS.glob("*/expected.json"))
 KEYS = {"input", "kind", "root", "symptoms", "action", "reason", "remedy", "confidence"}
+KEYS |= {"gpu", "context", "unread"}
 SYMPTOM_KEYS = {"kind", "rank", "line", "signature"}
 MOST_BYTES = 60_000
 

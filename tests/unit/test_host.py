@@ -14,8 +14,8 @@ from humigence_supervise.observe.host import parse_query, read_host, visible
 
 PYTHON = Path(sys.executable)
 TWO_GPUS = """\
-0, GPU-aa, NVIDIA GeForce RTX 5090, 32607, 31000, 575.57.08
-1, GPU-bb, NVIDIA GeForce RTX 5090, 32607, 20000, 575.57.08
+0, GPU-aa, NVIDIA GeForce RTX 5090, 32607, 31000, 575.57.08, 00000000:01:00.0
+1, GPU-bb, NVIDIA GeForce RTX 5090, 32607, 20000, 575.57.08, 00000000:41:00.0
 """
 PROC_INFORMATION = "Model: \t\t NVIDIA GeForce RTX 5090\nIRQ:   	 63\nGPU UUID: \t GPU-{}\n"
 PROC_VERSION = (
@@ -57,8 +57,8 @@ def test_gpus_are_read_from_nvidia_smi(tmp_path):
     """Index, UUID, name, memory and driver, asked from a real child program."""
     host = _read(_answering(tmp_path, TWO_GPUS), tmp_path)
     assert host.gpus == (
-        Gpu(0, "GPU-aa", "NVIDIA GeForce RTX 5090", 32607, 31000),
-        Gpu(1, "GPU-bb", "NVIDIA GeForce RTX 5090", 32607, 20000),
+        Gpu(0, "GPU-aa", "NVIDIA GeForce RTX 5090", 32607, 31000, "0000:01:00"),
+        Gpu(1, "GPU-bb", "NVIDIA GeForce RTX 5090", 32607, 20000, "0000:41:00"),
     )
     assert host.driver_version == "575.57.08"
     assert host.unread == ()
@@ -69,7 +69,7 @@ def test_nvidia_smi_is_asked_for_what_is_read(tmp_path):
     arguments = tmp_path / "arguments"
     _read(_fake_smi(tmp_path, f'echo "$@" > {arguments}'), tmp_path)
     assert arguments.read_text().split() == [
-        "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version",
+        "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version,pci.bus_id",
         "--format=csv,noheader,nounits",
     ]
 
@@ -121,8 +121,8 @@ def test_the_drivers_own_files_answer_where_nvidia_smi_does_not(tmp_path):
     _proc(tmp_path)
     host = _read(_answering(tmp_path, "broken\n", code=9), tmp_path, proc="proc")
     assert host.gpus == (
-        Gpu(0, "GPU-aa", "NVIDIA GeForce RTX 5090", None, None),
-        Gpu(1, "1", "NVIDIA GeForce RTX 5090", None, None),
+        Gpu(0, "GPU-aa", "NVIDIA GeForce RTX 5090", None, None, "0000:01:00"),
+        Gpu(1, "1", "NVIDIA GeForce RTX 5090", None, None, "0000:41:00"),
     )
     assert host.driver_version == "575.57.08"
     assert "ended with 9" in host.unread[0]
@@ -151,7 +151,8 @@ def test_garbage_is_no_gpu(text):
 def test_odd_but_real_answers_are_read():
     """A name with a comma, memory that is shared with the host, and a warning above the list."""
     reading = parse_query(
-        "WARNING: infoROM is corrupted\n0, GPU-aa, NVIDIA A, B, [N/A], [Not Supported], 580.1\n"
+        "WARNING: infoROM is corrupted\n"
+        "0, GPU-aa, NVIDIA A, B, [N/A], [Not Supported], 580.1, [N/A]\n"
     )
     assert reading.gpus == (Gpu(0, "GPU-aa", "NVIDIA A, B", None, None),)
     assert "WARNING: infoROM" in reading.unread[0]

@@ -16,6 +16,7 @@ OOM = (
     "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 )
 KEYS = {"input", "kind", "root", "symptoms", "action", "reason", "remedy", "confidence"}
+KEYS |= {"gpu", "context", "unread"}
 
 
 def document(path, exit_code=None):

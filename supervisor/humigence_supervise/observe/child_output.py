@@ -17,7 +17,18 @@ _REAP_S: Final = 0.2
 
 
 class NoAnswerError(ValueError):
-    """The program could not be started, failed, or did not answer in time; says which."""
+    """The program could not be started, failed, or did not answer in time; says which.
+
+    `output` is what it had printed until then; `code` its exit code, None when it did not end.
+    """
+
+    def __init__(
+        self, message: str, output: bytes | bytearray = b"", code: int | None = None
+    ) -> None:
+        """Say why there is no answer."""
+        super().__init__(message)
+        self.output = output.decode(errors="replace")
+        self.code = code
 
 
 def ask(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
@@ -42,26 +53,26 @@ def ask(argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None
     except OSError as error:
         raise NoAnswerError(f"{argv[0]} cannot be started: {error.strerror}") from error
     assert child.stdout is not None
+    output = bytearray()
     try:
         with child.stdout as pipe:
-            output = _read(pipe.fileno(), deadline)
+            _read(pipe.fileno(), deadline, output)
         if len(output) > MAX_BYTES:
             _abandon(child)
             raise NoAnswerError(f"{argv[0]} printed more than {MAX_BYTES} bytes")
         code = child.wait(max(deadline - time.monotonic(), 0))
     except subprocess.TimeoutExpired as error:
         _abandon(child)
-        raise NoAnswerError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
+        raise NoAnswerError(f"{argv[0]} did not answer within {timeout_s:g} s", output) from error
     text = output.decode(errors="replace")
     if code != 0:
         first = text.strip().splitlines()[:1]
-        raise NoAnswerError(f"{argv[0]} ended with {code}: {''.join(first)[:200]}")
+        raise NoAnswerError(f"{argv[0]} ended with {code}: {''.join(first)[:200]}", output, code)
     return text
 
 
-def _read(descriptor: int, deadline: float) -> bytes:
-    """Return all output to its end, or a little more than MAX_BYTES of it."""
-    output = b""
+def _read(descriptor: int, deadline: float, output: bytearray) -> None:
+    """Append all output to its end, or a little more than MAX_BYTES of it."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while len(output) <= MAX_BYTES:
@@ -72,7 +83,6 @@ def _read(descriptor: int, deadline: float) -> bytes:
             if not chunk:
                 break
             output += chunk
-    return output
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:

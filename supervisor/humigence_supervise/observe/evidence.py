@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from humigence_supervise.catalogue import load_catalogue
-from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, RANK_ERROR_FILE, RANKS_DIR
-from humigence_supervise.domain import Accelerator, Evidence, ExitStatus, Hit, RankExit, Role
-from humigence_supervise.observe.logs import Block, LogReader, OpenLog
+from humigence_supervise.contract import EXIT_FILE, LAUNCHER_LOG, RANKS_DIR
+from humigence_supervise.domain import Accelerator, Evidence, ExitStatus, RankExit
+from humigence_supervise.observe.error_files import error_file_hits, read_object
+from humigence_supervise.observe.host_evidence import with_host_facts
+from humigence_supervise.observe.host_facts import KERNEL_LOG
+from humigence_supervise.observe.logs import LogReader, OpenLog
 from humigence_supervise.observe.scan import Scan, Scanner
-from humigence_supervise.small_json import load_small_json
 
 _BYTES_IN_ALL: Final = 24 << 20
 
@@ -49,10 +51,11 @@ def gather(
     ]
     hits = [hit for scan in scans for hit in scan.hits]
     for rank in ranks:
-        hits += _error_file_hits(attempt_dir, rank, hits, unread)
+        hits += error_file_hits(attempt_dir, rank, hits, unread)
     launcher, reaped = _read_exits(attempt_dir / EXIT_FILE, unread)
     exits = _merge_exits(reaped, scans[0].exits, dict(rank_exits))
-    return Evidence(
+    kernel = scan_file(attempt_dir / KERNEL_LOG, KERNEL_LOG, None, unread, _BYTES_IN_ALL)
+    evidence = Evidence(
         launcher=launcher,
         ranks=tuple(exits[rank] for rank in sorted(exits)),
         hits=tuple(hits),
@@ -68,6 +71,7 @@ def gather(
         progress_seen=any(scan.progress_seen for scan in scans),
         unread=tuple(unread),
     )
+    return with_host_facts(evidence, attempt_dir, kernel.hits)
 
 
 def scan_file(
@@ -114,24 +118,9 @@ def _rank_numbers(folder: Path, world_size: int | None, unread: list[str]) -> li
         return []
 
 
-def _read_json(path: Path, name: str, unread: list[str]) -> dict[str, Any]:
-    """Return a small JSON object; {} when it is not there or cannot be read."""
-    try:
-        value = load_small_json(path)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        unread.append(f"{name}: {error.strerror}")
-        return {}
-    except ValueError:
-        unread.append(f"{name}: not readable as JSON")
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _read_exits(path: Path, unread: list[str]) -> tuple[ExitStatus | None, dict[int, RankExit]]:
     """Return the launcher's end and those of the ranks the keeper itself reaped."""
-    record = _read_json(path, EXIT_FILE, unread)
+    record = read_object(path, EXIT_FILE, unread)
     if error := record.get("error"):
         unread.append(f"the launcher could not be started: {error}")
     launcher = record.get("launcher")
@@ -164,26 +153,3 @@ def _merge_exits(*sources: dict[int, RankExit]) -> dict[int, RankExit]:
             elif not known.error:
                 merged[rank] = replace(known, error=exit_.error)
     return merged
-
-
-def _error_file_hits(
-    attempt_dir: Path,
-    rank: int,
-    known: list[Hit],
-    unread: list[str],
-) -> list[Hit]:
-    """Return what a torchelastic error file adds: only where the rank's own logs say nothing."""
-    if any(hit.rank == rank and hit.role is Role.ROOT for hit in known):
-        return []
-    name = f"{RANKS_DIR}/{rank}/{RANK_ERROR_FILE}"
-    message = _read_json(attempt_dir / name, name, unread).get("message")
-    text = message
-    if isinstance(message, dict):
-        extra = message.get("extraInfo")
-        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-        text = stack or message.get("message")
-    if not isinstance(text, str):
-        return []
-    scanner = Scanner(load_catalogue(), name, rank)
-    scanner.feed(Block(1, text.encode(errors="replace").split(b"\n")))
-    return scanner.finish().hits

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from humigence_supervise.domain import Gpu, Host
+from humigence_supervise.kernel_lines import bus_id
 from humigence_supervise.observe.child_output import NoAnswerError, ask
 
 PROC_DRIVER: Final = Path("/proc/driver/nvidia")
 
 _QUERY: Final = (
-    "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version",
+    "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version,pci.bus_id",
     "--format=csv,noheader,nounits",
 )
 _TORCH_VERSION: Final = """
@@ -119,10 +120,11 @@ def parse_query(text: str) -> GpuReading:
     for line in filter(None, map(str.strip, text.splitlines())):
         fields = [field.strip() for field in line.split(",")]
         match fields:
-            case [index, uuid, *name, total, free, version] if (
+            case [index, uuid, *name, total, free, version, bus] if (
                 index.isdecimal() and uuid.startswith("GPU-") and name
             ):
-                gpus.append(Gpu(int(index), uuid, ", ".join(name), _mib(total), _mib(free)))
+                memory = (_mib(total), _mib(free))
+                gpus.append(Gpu(int(index), uuid, ", ".join(name), *memory, bus_id(bus)))
                 driver = version
             case _ if line.startswith("No devices"):
                 pass
@@ -140,18 +142,18 @@ def _from_proc(folder: Path, unread: tuple[str, ...]) -> GpuReading:
     """Return the GPUs the kernel driver lists, in the order of the bus, memory unknown."""
     try:
         texts = [
-            (bus / "information").read_text(errors="replace")
+            (bus_id(bus.name), (bus / "information").read_text(errors="replace"))
             for bus in sorted((folder / "gpus").iterdir())
         ]
         version = re.search(r"Module.*?\s(\d+\.[\d.]+)\s", (folder / "version").read_text())
     except OSError:
         # No such folder: no NVIDIA driver, hence no GPU. That is an answer.
         return GpuReading(unread=unread)
-    gpus = tuple(_proc_gpu(index, text) for index, text in enumerate(texts))
+    gpus = tuple(_proc_gpu(index, bus, text) for index, (bus, text) in enumerate(texts))
     return GpuReading(gpus, version[1] if version else None, unread)
 
 
-def _proc_gpu(index: int, text: str) -> Gpu:
+def _proc_gpu(index: int, bus: str, text: str) -> Gpu:
     facts = {
         key.strip(): value.strip()
         for key, separator, value in (line.partition(":") for line in text.splitlines())
@@ -159,7 +161,7 @@ def _proc_gpu(index: int, text: str) -> Gpu:
     }
     uuid = facts.get("GPU UUID", "?")
     # A driver that has not met the GPU yet says "GPU-????...": CUDA takes the index as well.
-    return Gpu(index, str(index) if "?" in uuid else uuid, facts.get("Model", "?"), None, None)
+    return Gpu(index, str(index) if "?" in uuid else uuid, facts.get("Model", "?"), None, None, bus)
 
 
 @functools.cache
