@@ -62,6 +62,7 @@ _JOB: Final = tuple(
         r"^\s*\"?[Ee]xit ?[Cc]ode\"?: +(?P<code>[1-9]\d{0,2})\b",
         r"EXIT STRING: .{1,60}\(signal (?P<number>\d+)\)",
         _SHELL + _SIGNAL_WORD + _COMMAND,
+        r"^[^\s:][^:]{0,200}: line \d+: +\d+ " + _SIGNAL_WORD + r"\b.{0,500}$",
         _ZSH + _ZSH_WORD + _COMMAND,
     )
 )
