@@ -192,13 +192,14 @@ def _explained(evidence: Evidence, dead: RankExit, roots: list[Hit]) -> bool:
     kills ranks that did nothing wrong, so when nobody saw which rank died first, a kill proves
     nothing against a text of any rank.
     """
+    telling = [hit for hit in roots if hit.kind is not Kind.UNKNOWN]
     match dead.status.signal:
         case 6:
-            return any(hit.rank in (None, dead.rank) for hit in roots)
+            return any(hit.rank in (None, dead.rank) for hit in telling)
         case 9 | 15 if dead.rank != evidence.first_dead:
-            return bool(roots)
+            return bool(telling)
         case 9 | 15:
-            return any(hit.rank == dead.rank for hit in roots)
+            return any(hit.rank == dead.rank for hit in telling)
         case _:
             return False
 
