@@ -122,7 +122,7 @@ def _read_exits(path: Path, unread: list[str]) -> tuple[ExitStatus | None, dict[
     """Return the launcher's end and those of the ranks the keeper itself reaped."""
     record = read_object(path, EXIT_FILE, unread)
     if error := record.get("error"):
-        unread.append(f"the launcher could not be started: {error}")
+        unread.append(f"the launcher could not be started: {for_people(str(error))}")
     launcher = record.get("launcher")
     status = _status(launcher) if isinstance(launcher, dict) else None
     reaped: dict[int, RankExit] = {}
