@@ -21,6 +21,7 @@ from humigence_supervise.observe.host_evidence import with_host_facts
 from humigence_supervise.observe.host_facts import KERNEL_LOG
 from humigence_supervise.observe.logs import LogReader, OpenLog
 from humigence_supervise.observe.scan import Scan, Scanner
+from humigence_supervise.printable import for_people
 
 _BYTES_IN_ALL: Final = 24 << 20
 
