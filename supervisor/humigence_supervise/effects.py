@@ -199,7 +199,7 @@ class Effects:
         watch.drain()
         progress = watch.last_progress
         last_step = state.first_step if progress is None else progress.step
-        failed = not _exited_well(folder)
+        failed = state.stop is None and not _exited_well(folder)
         not_kept = capture(folder, planned_gpus(folder), run.paths.checkpoint_dir, failed=failed)
         evidence = gather(
             folder,

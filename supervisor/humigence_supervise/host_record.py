@@ -11,13 +11,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from humigence_supervise.domain import Confidence, Evidence, Hit, Kind, RankExit
+from humigence_supervise.domain import Confidence, Evidence, Hit, Kind, RankExit, Role
 from humigence_supervise.findings import Finding
 
 _SIGKILL: Final = 9
 _SHELL_SIGKILL: Final = 137
 _LOADER_PIDS: Final = re.compile(r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\)")
 _LOADER_KILLED: Final = "is killed by signal: Killed"
+_LOST: Final = re.compile(r"lost|re(?:start|set)")
+"""NVML's words for a GPU that needs a reset or is gone; others ("Insufficient Permissions") are
+no fault of it.
+"""
+
 _COUNTED: Final = (
     "and the kernel counts a process of this job's cgroup that it killed for memory meanwhile "
     "(oom_kill)"
@@ -51,8 +56,10 @@ def _kernel_line(evidence: Evidence, pid: int) -> Hit | None:
 
 
 def loader_pids(hits: Iterable[Hit]) -> Iterator[tuple[int, Hit]]:
-    """Yield the pids of DataLoader workers that texts say have ended."""
+    """Yield the pids of DataLoader workers that texts say have ended, unless it was survived."""
     for hit in hits:
+        if hit.role is Role.CONTEXT:
+            continue
         for found in _LOADER_PIDS.finditer(hit.text):
             yield from ((int(pid), hit) for pid in re.findall(r"\d{1,10}", found[1]))
 
@@ -63,7 +70,8 @@ def _killed_unnamed(evidence: Evidence) -> Finding | None:
     if rank := _killed_first(evidence):
         means = f"Rank {rank.rank} was killed (SIGKILL), {_COUNTED}"
         return Finding(Kind.HOST_OOM, Confidence.LIKELY, rank=rank.rank, means=means)
-    hit = next((hit for hit in evidence.hits if _LOADER_KILLED in hit.text), None)
+    killed = (hit for _, hit in loader_pids(evidence.hits) if _LOADER_KILLED in hit.text)
+    hit = next(killed, None)
     if hit is None:
         return None
     means = f"A DataLoader worker was killed (SIGKILL), {_COUNTED}"
@@ -90,7 +98,7 @@ def _lost_gpu(evidence: Evidence) -> Finding | None:
     at = {gpu.index: rank for rank, gpu in enumerate(evidence.gpus)}
     for state in evidence.gpu_states:
         rank = ours.get(state.uuid) if state.uuid else at.get(state.index)
-        if state.error and rank is not None:
+        if rank is not None and _LOST.search(state.error):
             uuid = evidence.gpus[rank].uuid
             return Finding(
                 Kind.GPU_FAULT,

@@ -33,6 +33,9 @@ _THROTTLED: Final = {
 }
 """nvmlClocksThrottleReason*: only what tells of trouble; idling and power caps are usual."""
 
+_LOST: Final = ("lost", "restart", "reset")
+"""In the words of nvmlErrorString for NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED."""
+
 _MIB: Final = 1 << 20
 
 
@@ -87,7 +90,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:  # noqa: ANN401 - a module wi
     ask("recovery", lambda: _recovery(nvml, handle))
     ask("throttled", lambda: _throttled(nvml, handle))
     ask("temperature_c", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    lost = next((text for text in errors if "lost" in text or "restart" in text), None)
+    lost = next((text for text in errors if any(word in text for word in _LOST)), None)
     return told if lost is None else {**told, "error": lost}
 
 
