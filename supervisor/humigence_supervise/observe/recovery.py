@@ -14,6 +14,9 @@ _STEPS_AFTER: Final = 10
 """So many lines of progress after an error show that it was survived; other ranks go on for a
 step or two after one of them has died."""
 
+_HINT: Final = 9
+"""Strength up to which a text only hints at a failure: one line of progress takes it back."""
+
 _NEVER_SURVIVED: Final = 110
 """Strength of what the kernel or the hardware reports, which stays true."""
 
@@ -69,11 +72,12 @@ def _is_survived(
     *,
     ended_by_exception: bool,
 ) -> bool:
-    first_after = bisect_right(progress, hit.line)
-    enough = first_after + _STEPS_AFTER - 1
-    if enough >= len(progress):
+    strength = load_catalogue().by_id[hit.signature].strength
+    if strength >= _NEVER_SURVIVED:
         return False
-    if load_catalogue().by_id[hit.signature].strength >= _NEVER_SURVIVED:
+    steps = _STEPS_AFTER if strength > _HINT else 1
+    enough = bisect_right(progress, hit.line) + steps - 1
+    if enough >= len(progress):
         return False
     later = [other for other in hits if other.line > progress[enough]]
     if any(other.role is Role.ROOT for other in later):
