@@ -50,9 +50,10 @@ def _killed_by_name(evidence: Evidence) -> Finding | None:
 
 
 def _kernel_line(evidence: Evidence, pid: int) -> Hit | None:
+    """Return the kernel's line about a pid; of several, the one that says what was done."""
     named = re.compile(rf"\b{pid}\b")
-    found = (hit for hit in evidence.hits if hit.kind is Kind.HOST_OOM and named.search(hit.text))
-    return next(found, None)
+    lines = [hit for hit in evidence.hits if hit.kind is Kind.HOST_OOM and named.search(hit.text)]
+    return next((hit for hit in lines if "Killed process" in hit.text), next(iter(lines), None))
 
 
 def loader_pids(hits: Iterable[Hit]) -> Iterator[tuple[int, Hit]]:
