@@ -93,9 +93,10 @@ class Box:
         self.folder = folder
         self.cgroup = cgroup
         self.name = f"oom-{uuid.uuid4().hex[:8]}"
+        self.journal = folder / "runs" / self.name / "journal.jsonl"
 
-    def run(self, program: str, *wrapper: str) -> tuple[int, Record]:
-        """Supervise a worker in the cgroup; return the exit code and the first diagnosis."""
+    def configure(self, program: str) -> Path:
+        """Write worker and configuration; return the latter."""
         script = self.folder / "worker.py"
         script.write_text(program)
         config = self.folder / "config.json"
@@ -108,8 +109,15 @@ class Box:
             "policy": {"attempts_without_progress": 1, "backoff": {"first_s": 0.05, "factor": 1}},
         }
         config.write_text(json.dumps(document))
-        argv = (sys.executable, "-c", ENTER, str(self.cgroup / "cgroup.procs"), *wrapper, *CLI)
-        argv = (*argv, "start", str(config))
+        return config
+
+    def enter(self) -> tuple[str, ...]:
+        """Return the words that run what stands behind them in the cgroup."""
+        return (sys.executable, "-c", ENTER, str(self.cgroup / "cgroup.procs"))
+
+    def run(self, program: str, *wrapper: str) -> tuple[int, Record]:
+        """Supervise a worker in the cgroup; return the exit code and the first diagnosis."""
+        argv = (*self.enter(), *wrapper, *CLI, "start", str(self.configure(program)))
         ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
         found = [one for one in self.events() if one.event is Event.DIAGNOSIS_MADE]
         assert found, ended.stderr
@@ -117,8 +125,7 @@ class Box:
 
     def events(self) -> list[Record]:
         """Return the journal."""
-        journal = self.folder / "runs" / self.name / "journal.jsonl"
-        return [entry.record for entry in read_journal(journal)]
+        return [entry.record for entry in read_journal(self.journal)]
 
     def do(self, verb: str, *options: str) -> str:
         """Return what a reading verb prints."""
@@ -190,6 +197,36 @@ def test_the_counter_and_a_sigkill_are_enough_where_the_log_tells_nothing(
     assert (facts["kind"], facts["confidence"], facts["rank"]) == ("host_oom", "likely", 0)
     assert "oom_kill" in str(facts["reason"])
     assert "kernel's log" in str(facts["unread"])
+    explained = box.do("explain", str(next(box.folder.glob("runs/*"))))
+    assert "not read    the kernel's log" in explained
+
+
+def test_a_supervisor_that_came_later_knows_where_the_count_began(box: Box) -> None:
+    """The one that started the attempt is killed; its successor runs in another cgroup."""
+    gate = box.folder / "gate"
+    waiting = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    config = box.configure(waiting + HUNGRY)
+    start = (*CLI, "start", str(config))
+    first = subprocess.Popen((*box.enter(), *start), stdout=subprocess.DEVNULL)
+
+    def names() -> list[Event]:
+        return [one.event for one in box.events()] if box.journal.exists() else []
+
+    try:
+        eventually(lambda: Event.ATTEMPT_STARTED in names(), "a started attempt")
+    finally:
+        first.kill()
+        first.wait()
+    second = subprocess.Popen(start, stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: Event.ATTEMPT_ADOPTED in names(), "an adopted attempt")
+    finally:
+        gate.touch()
+        second.wait(60)
+    (found,) = [one.facts for one in box.events() if one.event is Event.DIAGNOSIS_MADE]
+    assert found["kind"] == "host_oom"
+    host = json.loads(next(box.folder.glob("runs/*/attempts/0001/incident/host.json")).read_text())
+    assert host["oom_kills"] == 1
 
 
 def test_a_kill_by_somebody_else_is_no_kill_for_memory(box: Box) -> None:
@@ -200,8 +237,8 @@ def test_a_kill_by_somebody_else_is_no_kill_for_memory(box: Box) -> None:
 
 def test_kills_of_another_time_or_cgroup_prove_nothing(box: Box) -> None:
     """A kill before the attempt, in the same cgroup, is not this rank's."""
-    enter = (sys.executable, "-c", ENTER, str(box.cgroup / "cgroup.procs"), sys.executable)
-    before = subprocess.run((*enter, "-c", HUNGRY), check=False, timeout=60)
+    hungry = (*box.enter(), sys.executable, "-c", HUNGRY)
+    before = subprocess.run(hungry, check=False, timeout=60)
     assert before.returncode == -9
     assert read_kills(own_counter_of(box.cgroup)) > 0
     _, found = box.run(KILLED)

@@ -28,6 +28,7 @@ from humigence_supervise.observe.host_facts import (
     capture,
     note_start,
 )
+from humigence_supervise.reading import diagnosis_document, diagnosis_text
 from humigence_supervise.which_gpu import which_gpu
 
 AT = "2026-12-01T02:42:08.795761Z "
@@ -308,6 +309,20 @@ def test_odd_times_are_unknown(tmp_path, timestamp):
     write(tmp_path, "ranks/0/error.json", json.dumps(record))
     hits = [hit for hit in gathered(tmp_path).hits if hit.kind is Kind.USER_CODE]
     assert [hit.at_s for hit in hits] == [None]
+
+
+def test_documents_and_texts_say_it(tmp_path):
+    """What was not read, the GPU and the context stand in both forms of `diagnose`."""
+    attempt(tmp_path, XID.format("41"), unread=["the kernel's log was not read"])
+    write(tmp_path, "flight_rank_0", b"x")
+    _, found = found_in(tmp_path, rank_exits={0: RankExit(0, 1, ExitStatus(code=1))})
+    document = diagnosis_document(str(tmp_path), found)
+    assert document["gpu"] == "GPU-bb"
+    assert document["unread"] == ["the kernel's log was not read"]
+    assert len(document["context"]) == 1
+    text = diagnosis_text(str(tmp_path), found)
+    for row in ("gpu       GPU-bb", "also      Flight-recorder", "not read  the kernel's log"):
+        assert f"  {row}" in text
 
 
 # --- noting and capturing -----------------------------------------------------------------------
