@@ -92,8 +92,8 @@ UNDER = {
                 "RemoteDisconnected('Remote end closed connection without response'))"
             ),
             (
-                "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='api.wandb.ai', port=443)"
-                ": Read timed out. (read timeout=20)"
+                "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='api.wandb.ai', "
+                "port=443): Read timed out. (read timeout=20)"
             ),
         ],
     ),
