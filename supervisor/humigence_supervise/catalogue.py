@@ -17,6 +17,9 @@ from typing import Any, Final
 from humigence_supervise.domain import Kind, Remedy, Role
 from humigence_supervise.literals import LiteralIndex, required_literals
 
+HINT: Final = 9
+"""Strength up to which a text only hints at some failure: it is believed when nothing else is."""
+
 _STRENGTH_OF_ROLE: Final = {Role.ROOT: 100, Role.SYMPTOM: 40, Role.CONTEXT: 0}
 
 _REQUIRED: Final = frozenset(

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from humigence_supervise.catalogue import HINT
 from humigence_supervise.causes import GENERIC, STRONG, ranked, row_of
 from humigence_supervise.contract import EXIT_CONFIG
 from humigence_supervise.domain import (
@@ -249,7 +250,8 @@ def _symptoms(evidence: Evidence, finding: Finding) -> tuple[Hit, ...]:
     for hit in evidence.hits:
         key = (hit.signature, hit.rank)
         same = finding.hit is not None and hit.signature == finding.hit.signature
-        if hit.role is not Role.CONTEXT and not same and key not in seen:
+        telling = hit.role is not Role.CONTEXT and row_of(hit).strength > HINT
+        if telling and not same and key not in seen:
             seen.add(key)
             found.append(hit)
     return tuple(found[:_SYMPTOMS_MAX])

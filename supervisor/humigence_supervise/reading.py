@@ -229,7 +229,8 @@ def diagnosis_text(source: str, diagnosis: Diagnosis) -> str:
     if diagnosis.root is not None:
         hit = diagnosis.root
         lines.append(f"  evidence  {hit.file}:{hit.line}: {hit.text[:200]}")
-        around = lines_around(Path(source) / hit.file, hit.line)
+        file = hit.file if hit.file.startswith(source) else f"{source}/{hit.file}"
+        around = lines_around(Path(file), hit.line)
         lines += [f"  {line}" for line in marked(around, hit.line)]
     if diagnosis.symptoms:
         named = sorted({hit.signature for hit in diagnosis.symptoms})

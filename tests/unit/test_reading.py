@@ -162,11 +162,15 @@ def test_data_is_not_called_healthy(tmp_path):
     assert document(log)["kind"] == "healthy"
 
 
-def test_text_for_people_shows_the_lines_around_the_proof(tmp_path):
-    """The proof is marked among its neighbours, for a file and for a folder."""
+def test_text_for_people_shows_the_lines_around_the_proof(tmp_path, monkeypatch):
+    """The proof is marked among its neighbours: of a file, a folder, an attempt, a relative path."""
     log = tmp_path / "train.log"
     log.write_text(OOM)
-    for source in (log, tmp_path):
+    attempt = tmp_path / "0001"
+    attempt.mkdir()
+    (attempt / "launcher.log").write_text(OOM)
+    monkeypatch.chdir(tmp_path)
+    for source in (log, "train.log", attempt, "0001"):
         text = diagnosis_text(str(source), diagnose(read_input(str(source), None)))
         assert "        1 | step 1 loss 2.0\n" in text
         assert ">      3 | [rank1]: torch.OutOfMemoryError" in text

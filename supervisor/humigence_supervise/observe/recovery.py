@@ -7,15 +7,12 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import Final
 
-from humigence_supervise.catalogue import load_catalogue
+from humigence_supervise.catalogue import HINT, load_catalogue
 from humigence_supervise.domain import Hit, Role
 
 _STEPS_AFTER: Final = 10
 """So many lines of progress after an error show that it was survived; other ranks go on for a
 step or two after one of them has died."""
-
-_HINT: Final = 9
-"""Strength up to which a text only hints at a failure: one line of progress takes it back."""
 
 _NEVER_SURVIVED: Final = 110
 """Strength of what the kernel or the hardware reports, which stays true."""
@@ -75,7 +72,7 @@ def _is_survived(
     strength = load_catalogue().by_id[hit.signature].strength
     if strength >= _NEVER_SURVIVED:
         return False
-    steps = _STEPS_AFTER if strength > _HINT else 1
+    steps = _STEPS_AFTER if strength > HINT else 1
     enough = bisect_right(progress, hit.line) + steps - 1
     if enough >= len(progress):
         return False
