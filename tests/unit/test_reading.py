@@ -163,7 +163,7 @@ def test_data_is_not_called_healthy(tmp_path):
 
 
 def test_text_for_people_shows_the_lines_around_the_proof(tmp_path, monkeypatch):
-    """The proof is marked among its neighbours: of a file, a folder, an attempt, a relative path."""
+    """The proof is marked among its neighbours: of a file, a folder, an attempt, by any path."""
     log = tmp_path / "train.log"
     log.write_text(OOM)
     attempt = tmp_path / "0001"
