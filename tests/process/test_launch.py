@@ -72,7 +72,7 @@ def test_folders_and_public_plan(run):
     assert said["argv"] == list(plan.argv)
     assert (said["cwd"], said["grace_s"]) == (str(run.dir), 10.0)
     assert said["batch"] == {"global": 8, "micro": 4, "grad_accum": 2, "world_size": 1}
-    assert said["gpus"] == [{"index": 0, "uuid": "GPU-1", "name": "RTX"}]
+    assert said["gpus"] == [{"index": 0, "uuid": "GPU-1", "name": "RTX", "bus_id": ""}]
     assert said["resume_from"] == {"path": str(run.dir / "c"), "step": 20, "samples": 160}
     env = {change["name"]: change for change in said["env"]}
     assert env["WANDB_API_KEY"]["value"] == "<redacted>"
