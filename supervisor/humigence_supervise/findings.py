@@ -63,7 +63,8 @@ def _trained(evidence: Evidence) -> bool:
 
 def _between_gpus(text: str) -> bool:
     """Return whether a device mismatch names two GPUs and no cpu."""
-    return len(set(re.findall(r"cuda:\d+", text))) > 1 and not re.search(r"\bcpu\b", text)
+    two = len(set(re.findall(r"cuda:\d+", text))) > 1 and not re.search(r"\bcpu\b", text)
+    return two or "different GPUs" in text or "on devices[0]" in text
 
 
 def quoted(hit: Hit | None) -> str:
@@ -93,6 +94,13 @@ def _explain_oom(finding: Finding, hit: Hit, evidence: Evidence) -> Finding:
                 "memory limit (set_per_process_memory_fraction, MIG, ulimit).",
                 remedy=Remedy.STOP_AND_TELL,
             )
+        case Holder.NO_CARD:
+            return replace(
+                finding,
+                means="A single allocation was asked for that no card could hold: a size is wrong",
+                advice="Look at the shapes in the frame above; smaller batches will not help.",
+                remedy=Remedy.STOP_AND_TELL,
+            )
         case Holder.STRANGER:
             return _held_by_stranger(finding, reading)
         case Holder.SIBLING_RANK:
@@ -106,9 +114,12 @@ def _explain_oom(finding: Finding, hit: Hit, evidence: Evidence) -> Finding:
 
 def _held_by_stranger(finding: Finding, reading: OomReading) -> Finding:
     held = f"{(reading.held_mib or 0) / 1024:.1f} GiB"
+    who, see = f" (pid {reading.pid})", f"ps -fp {reading.pid}"
+    if reading.pid is None:
+        who, see = "", "nvidia-smi"
     return replace(
         finding,
-        means=f"Another process (pid {reading.pid}) holds {held} of the GPU's memory",
-        advice=f"See what it is (`ps -fp {reading.pid}`) and wait for it or end it yourself.",
+        means=f"Another process{who} holds {held} of the GPU's memory",
+        advice=f"See what it is (`{see}`) and wait for it or end it yourself.",
         remedy=Remedy.WAIT_THEN_RETRY,
     )

@@ -24,13 +24,17 @@ _REQUESTED: Final = re.compile(rf"Tried to allocate {_SIZE}")
 _TOTAL: Final = re.compile(rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity")
 _FREE: Final = re.compile(rf"of which {_SIZE} is free|{_SIZE} free")
 _RESERVED: Final = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_RESERVED_IN_ALL: Final = re.compile(rf"{_SIZE} reserved in total by PyTorch")
 _OTHER: Final = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
 _THIS: Final = re.compile(rf"this process has {_SIZE} memory in use")
 
 _FREE_MANIFOLD: Final = 8
 _FREE_AT_LEAST_MIB: Final = 4096
 _SHARE_OF_STRANGER: Final = 0.3
+_SHARE_UNEXPLAINED: Final = 0.5
 _FRAGMENTS: Final = 0.2
+_CARDS: Final = 8
+"""A request larger than so many cards is a broken size, not a batch that is too large."""
 
 
 class Holder(Enum):
@@ -41,6 +45,7 @@ class Holder(Enum):
     SIBLING_RANK = "sibling rank"
     FRAGMENTATION = "fragmentation"
     ALLOCATOR = "allocator"
+    NO_CARD = "no card"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,16 @@ def read_oom(text: str, own_pids: frozenset[int]) -> OomReading:
     free = _mib(_FREE.search(text))
     if requested and free and free > max(_FREE_AT_LEAST_MIB, _FREE_MANIFOLD * requested):
         return OomReading(Holder.ALLOCATOR)
+    if requested and total and requested > _CARDS * total:
+        return OomReading(Holder.NO_CARD)
     if other := _largest_other(text, total, own_pids):
         return other
+    own = _mib(_RESERVED_IN_ALL.search(text))
+    if total and own is not None and free is not None:
+        # torch before 2.1 names nobody, but what is neither free nor its own is another's.
+        held = total - free - own
+        if held > _SHARE_UNEXPLAINED * total:
+            return OomReading(Holder.STRANGER, None, held)
     reserved = _mib(_RESERVED.search(text))
     if reserved and requested and total and reserved > max(requested, _FRAGMENTS * total):
         return OomReading(Holder.FRAGMENTATION)

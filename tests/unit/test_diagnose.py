@@ -298,3 +298,24 @@ def test_an_attempt_of_which_nothing_is_known_is_not_healthy():
     """No exit status and no text: of a log that is no failure, of a watched attempt it is one."""
     assert diagnose(Evidence()).kind is Kind.HEALTHY
     assert diagnose(Evidence(world_size=1, last_step=12)).kind is Kind.UNKNOWN
+
+
+OLD_OOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate {asked} (GPU 0; 7.79 GiB total capacity; "
+    "{own} GiB already allocated; 23.94 MiB free; {own} GiB reserved in total by PyTorch)"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "remedy", "said"),
+    [
+        ("64.00 MiB", "2.20", Remedy.WAIT_THEN_RETRY, "Another process holds 5.6 GiB"),
+        ("64.00 MiB", "7.10", Remedy.REDUCE_MICROBATCH, "no memory left"),
+        ("130674.91 GiB", "7.10", Remedy.STOP_AND_TELL, "no card could hold"),
+    ],
+)
+def test_the_sums_of_older_torch_tell_who_holds_the_memory(asked, own, remedy, said):
+    """What is neither free nor torch's own is another's; a request beyond any card is a bug."""
+    found = diagnose(evidence(hit(OLD_OOM.format(asked=asked, own=own), 0), ranks=BAD))
+    assert (found.kind, found.remedy) == (Kind.CUDA_OOM, remedy)
+    assert said in found.reason
