@@ -65,6 +65,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
+    well = _from_success(evidence) if _ended_well(evidence) else None
+    if well and well.kind is Kind.HEALTHY and not evidence.stop_requested:
+        return well  # whatever was killed or lost meanwhile, the job survived it
     if finding := from_record(evidence):
         return finding
     if evidence.not_started:
@@ -79,8 +82,8 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
             remedy=Remedy.NONE,
             hit=next((hit for hit in evidence.hits if hit.kind is Kind.PREEMPTED), None),
         )
-    if _ended_well(evidence):
-        return _from_success(evidence)
+    if well:
+        return well
     strong = [hit for hit in roots if row_of(hit).strength >= STRONG]
     if not strong and (left := _left_early(evidence)):
         return left
@@ -143,10 +146,14 @@ def _left_early(evidence: Evidence) -> Finding | None:
     if last is None or target is None or last >= target:
         return None
     rank = next((exit_.rank for exit_ in evidence.ranks if exit_.status.ok), None)
-    if rank is None:
+    if rank is None or any(exit_.status.signal in _CRASH_SIGNALS for exit_ in evidence.ranks):
         return None
     means = f"Rank {rank} ended with exit code 0 at step {last} of {target}"
     return Finding(Kind.PREMATURE_SUCCESS, Confidence.CERTAIN, rank=rank, means=means)
+
+
+_CRASH_SIGNALS: Final = (4, 7, 8, 11)
+"""No want of a peer ends a rank so; its peers may well be told to end then, and do with code 0."""
 
 
 def _refused_config(evidence: Evidence) -> bool:
@@ -170,6 +177,11 @@ def _first_dead(evidence: Evidence) -> RankExit | None:
         return RankExit(0, 0, evidence.launcher)
     return None
 
+
+_ABORTS: Final = (Kind.NCCL_TIMEOUT, Kind.HANG)
+"""After these the watchdogs of all ranks abort; a crash before would have ended the others long
+before their time was over.
+"""
 
 _CLEARING_SIGNALS: Final = (9, 15)
 """With these a launcher clears away the ranks that did nothing wrong."""
@@ -196,7 +208,7 @@ def _explained(evidence: Evidence, dead: RankExit, roots: list[Hit]) -> bool:
     telling = [hit for hit in roots if hit.kind is not Kind.UNKNOWN]
     match dead.status.signal:
         case 6:
-            return any(hit.rank in (None, dead.rank) for hit in telling)
+            return any(hit.rank in (None, dead.rank) or hit.kind in _ABORTS for hit in telling)
         case 9 | 15 if dead.rank != evidence.first_dead:
             return bool(telling)
         case 9 | 15:

@@ -157,10 +157,13 @@ def test_killed_first_outweighs_what_the_others_say():
 
 
 def test_abort_is_explained_by_its_own_text():
-    """SIGABRT after the watchdog's text is a time-out; the same text of another rank is not it."""
+    """SIGABRT after a time-out of any rank is its consequence; a lost connection is one of it."""
     ranks = (ended(0, signal=6),)
-    assert diagnose(evidence(hit(TIMEOUT, 0), ranks=ranks, first_dead=0)).kind is Kind.NCCL_TIMEOUT
-    assert diagnose(evidence(hit(TIMEOUT, 1), ranks=ranks, first_dead=0)).kind is Kind.SEGFAULT
+    for rank in (0, 1):
+        timed_out = evidence(hit(TIMEOUT, rank), ranks=ranks, first_dead=0)
+        assert diagnose(timed_out).kind is Kind.NCCL_TIMEOUT
+    assert diagnose(evidence(hit(CLOSED, 0), ranks=ranks, first_dead=0)).kind is Kind.NCCL_REMOTE
+    assert diagnose(evidence(hit(CLOSED, 1), ranks=ranks, first_dead=0)).kind is Kind.SEGFAULT
 
 
 def test_bus_error_inside_nccl_is_shared_memory():
