@@ -117,7 +117,8 @@ def _root(run_dir: Path, story: AttemptStory) -> Json:
     folder = run_dir / contract.ATTEMPTS_DIR / contract.attempt_name(story.number)
     path = folder / str(root.get("file"))
     line = root.get("line")
-    around = lines_around(path, line) if isinstance(line, int) else []
+    proof = str(root.get("text"))
+    around = lines_around(path, line, proof) if isinstance(line, int) else []
     return {**root, "path": str(path), "around": around}
 
 

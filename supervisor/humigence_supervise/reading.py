@@ -230,7 +230,7 @@ def diagnosis_text(source: str, diagnosis: Diagnosis) -> str:
         hit = diagnosis.root
         lines.append(f"  evidence  {hit.file}:{hit.line}: {hit.text[:200]}")
         file = hit.file if hit.file.startswith(source) else f"{source}/{hit.file}"
-        around = lines_around(Path(file), hit.line)
+        around = lines_around(Path(file), hit.line, hit.text)
         lines += [f"  {line}" for line in marked(around, hit.line)]
     if diagnosis.symptoms:
         named = sorted({hit.signature for hit in diagnosis.symptoms})

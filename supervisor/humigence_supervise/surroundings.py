@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from humigence_supervise.observe.characters import decode
+from humigence_supervise.observe.lines import read_line
 from humigence_supervise.observe.logs import LogReader, OpenLog
 from humigence_supervise.records import Json
 
@@ -16,12 +18,14 @@ _SEARCHED_BYTES: Final = 1 << 30
 """Lines are numbered by counting them from the start, some 0.3 s a gigabyte; no further."""
 
 _TEXT_MAX: Final = 1_000
+_COMPARED: Final = 80
 
 
-def lines_around(path: Path, line: int) -> list[Json]:
+def lines_around(path: Path, line: int, proof: str) -> list[Json]:
     """Return `{"line": number, "text": str}` of the lines around line `line`, itself included.
 
-    Empty where the file is gone, cannot be read, or is too long to count its lines.
+    Empty where the file is gone, cannot be read, is too long to count its lines, or does not say
+    `proof` in that line: of a long log the middle was not read, and its lines were not counted.
     """
     kept: deque[tuple[int, bytes]] = deque(maxlen=_BEFORE + 1 + _AFTER)
     try:
@@ -29,6 +33,8 @@ def lines_around(path: Path, line: int) -> list[Json]:
             if not _keep_until(log.descriptor, line + _AFTER, kept):
                 return []
     except OSError:
+        return []
+    if not any(number == line and _says(raw, proof) for number, raw in kept):
         return []
     return [
         {"line": number, "text": raw[-_TEXT_MAX:].decode(errors="replace")}
@@ -50,6 +56,12 @@ def _keep_until(descriptor: int, last: int, kept: deque[tuple[int, bytes]]) -> b
         if read_bytes > _SEARCHED_BYTES:
             return False
     return True
+
+
+def _says(raw: bytes, proof: str) -> bool:
+    """Return whether a line holds the text of a hit, which may be a part of it or go on below."""
+    texts = [piece.text.strip() for piece in read_line(decode(raw))]
+    return any(text and (text in proof or proof.strip()[:_COMPARED] in text) for text in texts)
 
 
 def marked(around: list[Json], proof: Json) -> list[str]:
