@@ -403,6 +403,15 @@ def test_gpus_that_hang_delay_a_restart_by_less_than_two_seconds(tmp_path, monke
     assert ("did not answer within 1.5 s" in " ".join(captured(tmp_path)["unread"])) == failed
 
 
+@pytest.mark.parametrize("name", [KERNEL_LOG, HOST_FILE, "plan.json"])
+def test_a_fifo_in_the_place_of_a_file_holds_nobody(tmp_path, name):
+    """Reading an attempt's folder ends, whatever stands there."""
+    attempt(tmp_path, KILL.format(4243))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert found_in(tmp_path)[1].kind in Kind
+
+
 @pytest.mark.parametrize("name", [HOST_FILE, START_FILE, "plan.json"])
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"gpus": 5}', '{"gpus": [5, {"index": "x"}]}', '{"unread": 1}']

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +23,7 @@ from humigence_supervise.kernel_lines import (
 )
 from humigence_supervise.observe.gpu_state import state_of
 from humigence_supervise.observe.host_facts import HOST_FILE, KERNEL_LOG
+from humigence_supervise.observe.logs import OpenLog
 from humigence_supervise.small_json import read_small_json
 
 _STAMP: Final = re.compile(r"^(?:\[ *\d+\.\d+\]|\d{4}-\S+Z) ")
@@ -88,8 +91,8 @@ def with_host_facts(evidence: Evidence, attempt_dir: Path, kernel_hits: Sequence
 def _kernel_lines(attempt_dir: Path) -> list[str]:
     """Return the kept lines without their stamps; capture bounds the file."""
     try:
-        with (attempt_dir / KERNEL_LOG).open(encoding="utf-8", errors="replace") as stream:
-            text = stream.read(_KERNEL_LOG_BYTES)
+        with closing(OpenLog(attempt_dir / KERNEL_LOG)) as log:
+            text = os.read(log.descriptor, _KERNEL_LOG_BYTES).decode(errors="replace")
     except OSError:  # usual: nothing of interest was written
         return []
     return [_STAMP.sub("", line, count=1) for line in text.split("\n")]

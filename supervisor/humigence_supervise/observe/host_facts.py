@@ -97,7 +97,7 @@ def capture(
         (attempt_dir / INCIDENT_DIR).mkdir(parents=True, exist_ok=True)
         if lines:
             text = "".join(f"{line}\n" for line in lines)
-            (attempt_dir / KERNEL_LOG).write_text(text, errors="replace")
+            (attempt_dir / KERNEL_LOG).write_text(text, encoding="utf-8", errors="replace")
         write_json(attempt_dir / HOST_FILE, facts)
     except OSError as error:
         return (f"what the host did was not kept: {HOST_FILE}: {error.strerror}", *unread)
