@@ -322,3 +322,22 @@ def test_the_sums_of_older_torch_tell_who_holds_the_memory(asked, own, remedy, s
     found = diagnose(evidence(hit(OLD_OOM.format(asked=asked, own=own), 0), ranks=BAD))
     assert (found.kind, found.remedy) == (Kind.CUDA_OOM, remedy)
     assert said in found.reason
+
+
+def test_a_job_that_ended_well_survived_what_the_host_recorded():
+    """A killed DataLoader worker is the cause of a failure only where there is one."""
+    killed = hit("RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ", 0)
+    facts = {"host_oom_pids": (77,), "target_step": 10}
+    well = evidence(killed, ranks=(ended(0, 0), ended(1, 0)), last_step=10, **facts)
+    early = evidence(killed, ranks=(ended(0, 0), ended(1, 0)), last_step=5, **facts)
+    assert diagnose(well).kind is Kind.HEALTHY
+    assert diagnose(early).kind is Kind.HOST_OOM
+
+
+def test_a_rank_told_to_end_after_a_crash_did_not_leave_early():
+    """It may end with exit code 0; a peer's want is how others fail, but not by a crash."""
+    steps = {"last_step": 5, "target_step": 10}
+    crashed = evidence(ranks=(ended(0, 0), ended(1, signal=11)), **steps)
+    failed = evidence(ranks=(ended(0, 0), ended(1, 1)), **steps)
+    assert diagnose(crashed).kind is Kind.SEGFAULT
+    assert diagnose(failed).kind is Kind.PREMATURE_SUCCESS
