@@ -8,15 +8,17 @@ from pathlib import Path
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file, for its owner alone: aside, synced, renamed, folder synced.
+    """Write a JSON file as `write_bytes` does. Raises OSError."""
+    write_bytes(path, json.dumps(value, indent=1).encode("ascii") + b"\n")
 
-    Raises OSError.
-    """
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, for its owner alone: aside, synced, renamed, folder synced. Raises OSError."""
     part = path.with_name(path.name + ".part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         os.fchmod(descriptor, 0o600)  # one that was there keeps the mode it had
-        stream.write(json.dumps(value, indent=1).encode("ascii") + b"\n")
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(path)

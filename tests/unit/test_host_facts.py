@@ -389,6 +389,18 @@ def test_what_cannot_be_kept_is_said(tmp_path):
     assert "was not kept" in told
 
 
+def test_a_capture_that_was_damaged_is_made_again(tmp_path):
+    """A whole one is kept as it is: the kernel may have forgotten since."""
+    note_start(tmp_path)
+    write(tmp_path, HOST_FILE, "{")
+    assert capture(tmp_path, (), tmp_path, failed=True) == ()
+    kept = (tmp_path / HOST_FILE).read_text()
+    assert "unread" in json.loads(kept)
+    write(tmp_path, HOST_FILE, kept + " ")
+    assert capture(tmp_path, (), tmp_path, failed=True) == ()
+    assert (tmp_path / HOST_FILE).read_text() == kept + " "
+
+
 @pytest.mark.parametrize("failed", [True, False])
 def test_gpus_that_hang_delay_a_restart_by_less_than_two_seconds(tmp_path, monkeypatch, failed):
     """They are asked after a failure only, with one limit for all that is asked."""

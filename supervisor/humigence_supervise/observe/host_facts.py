@@ -19,7 +19,7 @@ from typing import Any, Final
 from humigence_supervise import kernel_lines, proc
 from humigence_supervise.contract import INCIDENT_DIR
 from humigence_supervise.domain import Gpu
-from humigence_supervise.durable import write_json
+from humigence_supervise.durable import write_bytes, write_json
 from humigence_supervise.observe import cgroup
 from humigence_supervise.observe.disks import disks_of
 from humigence_supervise.observe.gpu_state import read_gpu_states
@@ -82,7 +82,7 @@ def capture(
     `gpus` are those it used, `disk` where its checkpoints go. The GPUs are asked only where it
     `failed`. Takes 2 s at most. Returns what could not be kept, one sentence each.
     """
-    if (attempt_dir / HOST_FILE).exists():
+    if read_small_json(attempt_dir / HOST_FILE) is not None:
         return ()
     start = _Start.read(attempt_dir)
     unread = list(start.unread)
@@ -97,7 +97,7 @@ def capture(
         (attempt_dir / INCIDENT_DIR).mkdir(parents=True, exist_ok=True)
         if lines:
             text = "".join(f"{line}\n" for line in lines)
-            (attempt_dir / KERNEL_LOG).write_text(text, encoding="utf-8", errors="replace")
+            write_bytes(attempt_dir / KERNEL_LOG, text.encode(errors="replace"))
         write_json(attempt_dir / HOST_FILE, facts)
     except OSError as error:
         return (f"what the host did was not kept: {HOST_FILE}: {error.strerror}", *unread)
