@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from humigence_supervise.observe.lines import normalize, segments, windows
+from humigence_supervise.observe.lines import normalize, windows
 from humigence_supervise.observe.logs import LogReader, LogTail, OpenLog
+from humigence_supervise.observe.pieces import pieces
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_stamps_become_unix_time(raw, at_s):
 
 def test_progress_bars_and_json_are_split():
     """An error glued to a progress bar, or inside a JSON string, is a line of its own."""
-    assert segments("10%|#\r20%|##\rValueError: x") == ["10%|#", "20%|##", "ValueError: x"]
-    assert segments('{"e": "Traceback\\n  File x\\nValueError: y"}')[2].startswith("ValueError: y")
+    assert pieces("10%|#\r20%|##\rValueError: x") == ["10%|#", "20%|##", "ValueError: x"]
+    assert pieces('{"e": "Traceback\\n  File x\\nValueError: y"}')[2].startswith("ValueError: y")
 
 
 def test_long_text_is_read_through_windows():

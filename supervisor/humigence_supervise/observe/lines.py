@@ -62,11 +62,6 @@ def _rank_in(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def segments(raw: str) -> list[str]:
-    """Split a raw line into what a person sees as lines, still with their prefixes."""
-    return pieces(raw)
-
-
 def read_line(raw: str, year: int = 1970) -> list[LogLine]:
     """Return the lines that a raw line holds, one at least.
 
