@@ -98,7 +98,7 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
     if evidence.hang_suspected:
         return Finding(Kind.HANG, Confidence.LIKELY, next(iter(roots), None))
     if dead and ending and not _explained(evidence, dead, roots):
-        return _from_ending(dead, ending, roots)
+        return _from_ending(_rank_of(evidence, dead), ending, roots)
     if roots:
         return from_text(evidence, roots[0])
     return _from_nothing(evidence, dead)
@@ -217,7 +217,13 @@ def _explained(evidence: Evidence, dead: RankExit, roots: list[Hit]) -> bool:
             return False
 
 
-def _from_ending(dead: RankExit, ending: Ending, roots: list[Hit]) -> Finding:
+def _rank_of(evidence: Evidence, dead: RankExit | None) -> int | None:
+    """Return whose end it was; the launcher's, of several ranks, is that of none in particular."""
+    known = evidence.ranks or evidence.world_size == 1
+    return dead.rank if dead and known else None
+
+
+def _from_ending(rank: int | None, ending: Ending, roots: list[Hit]) -> Finding:
     told = (hit for hit in roots if hit.kind is ending.kind and hit.kind is not Kind.UNKNOWN)
     hit = ending.hit or next(told, None)
     row = row_of(hit) if hit else None
@@ -225,8 +231,8 @@ def _from_ending(dead: RankExit, ending: Ending, roots: list[Hit]) -> Finding:
         ending.kind,
         ending.confidence,
         hit,
-        rank=dead.rank,
-        means=f"{ending.means} (rank {dead.rank})" if hit is None else ending.means,
+        rank=rank,
+        means=ending.means if hit or rank is None else f"{ending.means} (rank {rank})",
         advice=ending.advice or (row.advice if row else ""),
         remedy=ending.remedy,
         signature=ending.signature,
@@ -249,7 +255,7 @@ def _from_nothing(evidence: Evidence, dead: RankExit | None) -> Finding:
     code = dead.status.code if dead else None
     told = f"exit code {code}" if code is not None else "no known exit status"
     means = f"The job ended with {told} and no text that shows the cause"
-    return Finding(Kind.UNKNOWN, Confidence.GUESS, rank=dead.rank if dead else None, means=means)
+    return Finding(Kind.UNKNOWN, Confidence.GUESS, rank=_rank_of(evidence, dead), means=means)
 
 
 # --- words -------------------------------------------------------------------------------------

@@ -341,3 +341,11 @@ def test_a_rank_told_to_end_after_a_crash_did_not_leave_early():
     failed = evidence(ranks=(ended(0, 0), ended(1, 1)), **steps)
     assert diagnose(crashed).kind is Kind.SEGFAULT
     assert diagnose(failed).kind is Kind.PREMATURE_SUCCESS
+
+
+def test_the_end_of_the_launcher_blames_no_rank_of_several():
+    """With one rank it is that one's; of two nobody knows."""
+    killed = Evidence(launcher=ExitStatus(None, 11), world_size=2)
+    assert diagnose(killed).rank is None
+    assert "rank" not in diagnose(killed).reason
+    assert diagnose(replace(killed, world_size=1)).rank == 0
