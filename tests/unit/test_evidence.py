@@ -213,3 +213,17 @@ def test_faulthandler_stack_below_its_title(tmp_path):
     write(tmp_path, "ranks/0/stderr.log", text)
     (hit,) = causes(gathered(tmp_path))
     assert (hit.kind, hit.frame) == (Kind.SEGFAULT, "data.py:78 in read")
+
+
+@pytest.mark.parametrize(
+    ("flooded", "found"), [(["1/stdout.log"], True), (["0/stderr.log", "1/stdout.log"], False)]
+)
+def test_all_files_share_a_number_of_lines_that_are_looked_at(tmp_path, flooded, found):
+    """Of a flood of different errors the first and last are read; what others leave is for it."""
+    digits = str.maketrans("0123456789", "ghijklmnop")
+    flood = [f"ValueError: {number:06}\n".translate(digits) for number in range(14_000)]
+    flood[10_000] = "OSError: [Errno 28] No space left on device\n"
+    for name in flooded:
+        write(tmp_path, f"ranks/{name}", "".join(flood))
+    hits = gathered(tmp_path).hits
+    assert any(hit.kind is Kind.DISK_FULL for hit in hits) == found

@@ -20,10 +20,12 @@ from humigence_supervise.observe.error_files import error_file_hits, read_object
 from humigence_supervise.observe.host_evidence import with_host_facts
 from humigence_supervise.observe.host_facts import KERNEL_LOG
 from humigence_supervise.observe.logs import LogReader, OpenLog
-from humigence_supervise.observe.scan import Scan, Scanner
+from humigence_supervise.observe.scan import READINGS, Scan, Scanner
 from humigence_supervise.printable import for_people
 
 _BYTES_IN_ALL: Final = 24 << 20
+_READINGS_IN_ALL: Final = 12_000
+"""Lines that are looked at closely; what quiet files leave of it is for the later ones."""
 
 
 def gather(
@@ -46,10 +48,13 @@ def gather(
     files: list[tuple[str, int | None]] = [(LAUNCHER_LOG, None)]
     for rank in ranks:
         files += [(f"{RANKS_DIR}/{rank}/{name}", rank) for name in ("stderr.log", "stdout.log")]
-    scans = [
-        scan_file(attempt_dir / name, name, rank, unread, _BYTES_IN_ALL // len(files))
-        for name, rank in files
-    ]
+    scans: list[Scan] = []
+    max_bytes, left = _BYTES_IN_ALL // len(files), _READINGS_IN_ALL
+    for at, (name, of_rank) in enumerate(files):
+        share = left // (len(files) - at)
+        path = attempt_dir / name
+        scans.append(scan_file(path, name, of_rank, unread, max_bytes, most_readings=share))
+        left -= scans[-1].readings
     hits = [hit for scan in scans for hit in scan.hits]
     for rank in ranks:
         hits += error_file_hits(attempt_dir, rank, hits, unread)
@@ -81,10 +86,19 @@ def scan_file(
     rank: int | None,
     unread: list[str],
     max_bytes: int | None,
+    *,
+    most_readings: int = READINGS,
 ) -> Scan:
     """Scan one log; a file that is not there is empty, one that cannot be read goes to `unread`."""
     # The supervisor itself reads bounded parts of logs, and stays small.
-    scanner = Scanner(load_catalogue(), name, rank, _year_of(path), large=max_bytes is None)
+    scanner = Scanner(
+        load_catalogue(),
+        name,
+        rank,
+        _year_of(path),
+        large=max_bytes is None,
+        most_readings=most_readings,
+    )
     try:
         with closing(OpenLog(path)) as log:
             reader = LogReader(log.descriptor, name, max_bytes)

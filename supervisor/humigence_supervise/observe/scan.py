@@ -39,8 +39,8 @@ _TAIL_BYTES: Final = 8_000
 _TAIL_END_BYTES: Final = 1_000
 _PROGRESS_KEPT: Final = 2_000
 _LAST_STEPS: Final = 500
-_READINGS: Final = 20_000
-"""Of a flood of different errors so many lines are read, and the last ones."""
+READINGS: Final = 20_000
+"""Of a flood of different errors so many lines are read, and the last ones; some 60 us each."""
 
 _UNGATED_LINES: Final = 400
 """When nothing was found, so many last lines are read once more, each with its successor."""
@@ -59,6 +59,7 @@ class Scan:
     job: ExitStatus | None = None
     progress_seen: bool = False
     lines: int = 0
+    readings: int = 0
 
 
 class Scanner:
@@ -72,13 +73,15 @@ class Scanner:
         year: int = 1970,
         *,
         large: bool = True,
+        most_readings: int = READINGS,
     ) -> None:
         """Scan `file` (a name for messages), the output of `rank` where one rank wrote it.
 
-        `large`: see `Gate`.
+        `large`: see `Gate`. `most_readings`: so many of its lines are read, and the last ones.
         """
         self._catalogue = catalogue
         self._large = large
+        self._most_readings = most_readings
         self._gate: Gate | None = None
         self._narrower = Narrower()
         self._neighbours = Neighbours(year)
@@ -107,7 +110,7 @@ class Scanner:
         tail = list(self._tail)
         first = self._lines - len(tail) + 1
         often = any(count > _HITS_PER_ROW for count in self._counts.values())
-        if often or self._readings > _READINGS or not self._has_cause():
+        if often or self._readings > self._most_readings or not self._has_cause():
             self._counts.clear()  # what a log ends with counts, however often it came before
             self._read_ungated(tail, first)
         self._read_end(tail, first)
@@ -127,6 +130,7 @@ class Scanner:
             self._end.job,
             progress_seen=bool(progress),
             lines=self._lines,
+            readings=min(self._readings, self._most_readings),
         )
 
     def _has_cause(self) -> bool:
@@ -147,7 +151,7 @@ class Scanner:
         if self._gate is None:  # of an empty file none is needed
             self._gate = Gate(self._catalogue.literals, large=self._large)
         hot = self._gate.hot_lines(ready)
-        for index in hot[: max(0, _READINGS - self._readings)]:
+        for index in hot[: max(0, self._most_readings - self._readings)]:
             self._read(lines, len(before) + index, first + index)
         self._readings += len(hot)
         self._progress += sampled_progress(first, ready)
