@@ -32,6 +32,10 @@ from humigence_supervise.remedies import USUAL
 from humigence_supervise.which_gpu import which_gpu
 
 _SYMPTOMS_MAX: Final = 20
+_SHELL_CODES: Final = {
+    126: "The shell may not execute the program (exit code 126)",
+    127: "The shell did not find the program (exit code 127)",
+}
 _NOTHING_DONE: Final = ("success.no_batches", "hang.first_collective")
 _ABORTING: Final = ("terminate called", "what():")
 
@@ -65,7 +69,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
-    well = _from_success(evidence) if _ended_well(evidence) else None
+    well = _from_success(evidence, roots) if _ended_well(evidence) else None
     if well and well.kind is Kind.HEALTHY and not evidence.stop_requested:
         return well  # whatever was killed or lost meanwhile, the job survived it
     if finding := from_record(evidence):
@@ -119,7 +123,7 @@ def _ended_well(evidence: Evidence) -> bool:
     return bool(known) and all(end.ok for end in known)
 
 
-def _from_success(evidence: Evidence) -> Finding:
+def _from_success(evidence: Evidence, roots: list[Hit]) -> Finding:
     last, target = evidence.last_step, evidence.target_step
     if target is not None and last is not None and last < target:
         means = f"The program ended with exit code 0 at step {last} of {target}"
@@ -137,6 +141,13 @@ def _from_success(evidence: Evidence) -> Finding:
     if evidence.success_unproven:
         means = f"The program ended with exit code 0, but {evidence.success_unproven}"
         return Finding(Kind.PREMATURE_SUCCESS, Confidence.LIKELY, means=means)
+    if not evidence.ranks and roots and row_of(roots[0]).strength >= STRONG:
+        return Finding(
+            Kind.HEALTHY,
+            Confidence.GUESS,
+            means=f"The job ended with exit code 0, although its log says: {quoted(roots[0])}",
+            advice="If the code is that of `tee` or of a launcher, give the program's own.",
+        )
     return Finding(Kind.HEALTHY, Confidence.CERTAIN)
 
 
@@ -245,14 +256,20 @@ def _from_nothing(evidence: Evidence, dead: RankExit | None) -> Finding:
             # An attempt that was watched: only its exit status can say that it succeeded.
             return Finding(Kind.UNKNOWN, Confidence.GUESS, means="Nothing tells how the job ended")
         if not evidence.unread:
-            means = "Nothing in the text shows a failure"
-            return Finding(Kind.HEALTHY, Confidence.GUESS, means=means)
+            return Finding(
+                Kind.HEALTHY,
+                Confidence.GUESS,
+                means="Nothing in the text shows a failure; how the job ended, it does not show",
+                advice="Nothing to do; if the job failed, give its exit code (--exit-code).",
+            )
         return Finding(
             Kind.UNKNOWN,
             Confidence.GUESS,
             means=f"What was there could not be read: {'; '.join(evidence.unread)}",
         )
     code = dead.status.code if dead else None
+    if means := _SHELL_CODES.get(code or 0):
+        return Finding(Kind.CONFIG_ERROR, Confidence.LIKELY, means=means)
     told = f"exit code {code}" if code is not None else "no known exit status"
     means = f"The job ended with {told} and no text that shows the cause"
     return Finding(Kind.UNKNOWN, Confidence.GUESS, rank=_rank_of(evidence, dead), means=means)

@@ -16,7 +16,7 @@ from humigence_supervise.checkpoints.verdict import Standing
 from humigence_supervise.checkpoints.verify import verify
 from humigence_supervise.config import Settings
 from humigence_supervise.diagnose import diagnose
-from humigence_supervise.domain import Kind, LaunchPlan
+from humigence_supervise.domain import Evidence, Kind, LaunchPlan
 from humigence_supervise.happenings import (
     Diagnosed,
     Happening,
@@ -34,6 +34,7 @@ from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.observe.host_evidence import planned_gpus
 from humigence_supervise.observe.host_facts import capture, note_start
+from humigence_supervise.printable import for_people
 from humigence_supervise.records import Json
 from humigence_supervise.run import Run
 from humigence_supervise.state import State
@@ -200,20 +201,32 @@ class Effects:
         progress = watch.last_progress
         last_step = state.first_step if progress is None else progress.step
         failed = state.stop is None and not _exited_well(folder)
-        not_kept = capture(folder, planned_gpus(folder), run.paths.checkpoint_dir, failed=failed)
-        evidence = gather(
-            folder,
-            world_size=world_size,
-            accelerator=run.accelerator,
-            first_dead=watch.first_dead,
-            first_step=state.first_step,
-            last_step=last_step,
-            target_step=_target_step(run.settings, watch),
-            rank_exits=watch.exits,
-            disk_free_mib=self.free_mib(),
-            stop_requested=state.stop is not None,
-            hang_suspected=False,
-        )
+        not_kept: tuple[str, ...] = ()
+        try:
+            not_kept = capture(
+                folder, planned_gpus(folder), run.paths.checkpoint_dir, failed=failed
+            )
+            evidence = gather(
+                folder,
+                world_size=world_size,
+                accelerator=run.accelerator,
+                first_dead=watch.first_dead,
+                first_step=state.first_step,
+                last_step=last_step,
+                target_step=_target_step(run.settings, watch),
+                rank_exits=watch.exits,
+                disk_free_mib=self.free_mib(),
+                stop_requested=state.stop is not None,
+                hang_suspected=False,
+            )
+        except Exception as error:  # noqa: BLE001 - a reader that trips must not end the run
+            evidence = Evidence(
+                ranks=tuple(watch.exits.values()),
+                world_size=world_size,
+                first_dead=watch.first_dead,
+                stop_requested=state.stop is not None,
+                unread=(f"the evidence could not be read: {for_people(repr(error))}",),
+            )
         watch.close()
         self.watch = None
         unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)

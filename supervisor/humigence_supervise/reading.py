@@ -23,7 +23,7 @@ from humigence_supervise.surroundings import lines_around, marked
 STDIN: Final = "-"
 _ATTEMPT_FILES: Final = (PLAN_FILE, EXIT_FILE, LAUNCHER_LOG, RANKS_DIR)
 _LOG_SUFFIXES: Final = (".log", ".out", ".err", ".txt", ".stderr", ".stdout")
-_FILES_MAX: Final = 200
+_FILES_MAX: Final = 4_096
 _RANKS_MAX: Final = 4096
 
 
@@ -40,6 +40,8 @@ def read_input(path: str, exit_code: int | None) -> Evidence:
     Raises:
         UnreadableError: the path is not there or cannot be opened; the message says why.
     """
+    if not path:
+        raise UnreadableError("A name is empty. Name a log file or folder, or - for stdin.")
     if path == STDIN:
         return _evidence([_scan_stdin()], [], exit_code)
     place = Path(path)

@@ -149,6 +149,7 @@ USUAL: Final[dict[Kind, Usual]] = {
     Kind.UNKNOWN: Usual(
         _RETRY,
         "Nothing that was read shows the cause.",
-        "Look at the last lines of each rank; run once with --debug.",
+        "Look at the last lines of each rank (`humigence-supervise logs RUN`), or run it once with "
+        "`start --debug`.",
     ),
 }
