@@ -219,14 +219,26 @@ def diagnose(
 ) -> None:
     """Find the root cause in any log, without a run."""
     from humigence_supervise.diagnose import diagnose as diagnose_evidence
-    from humigence_supervise.reading import diagnosis_document, diagnosis_text, read_input
+    from humigence_supervise.reading import (
+        UnreadableError,
+        diagnosis_document,
+        diagnosis_text,
+        read_input,
+    )
 
+    unreadable: list[UnreadableError] = []
     for file in files:
-        found = diagnose_evidence(read_input(file, exit_code))
+        try:
+            found = diagnose_evidence(read_input(file, exit_code))
+        except UnreadableError as error:
+            unreadable.append(error)
+            continue
         if as_json:
             typer.echo(json.dumps(diagnosis_document(file, found)))
         else:
             typer.echo(diagnosis_text(file, found))
+    if unreadable:
+        raise UnreadableError(" ".join(map(str, unreadable)))
 
 
 @app.command()

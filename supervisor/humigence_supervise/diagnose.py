@@ -93,8 +93,7 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
         return left
     dead = _first_dead(evidence)
     if _refused_config(evidence):
-        own = next((hit for hit in strong if hit.kind is Kind.CONFIG_ERROR), None)
-        hit = own or next(iter(strong), None)
+        hit = next((hit for hit in strong if hit.kind is Kind.CONFIG_ERROR), None)
         return Finding(Kind.CONFIG_ERROR, Confidence.CERTAIN, hit, means=quoted(hit))
     ending = ending_of(dead.status, evidence.hits) if dead else None
     if strong and not _signal_outweighs(strong[0], dead, ending):

@@ -349,3 +349,13 @@ def test_the_end_of_the_launcher_blames_no_rank_of_several():
     assert diagnose(killed).rank is None
     assert "rank" not in diagnose(killed).reason
     assert diagnose(replace(killed, world_size=1)).rank == 0
+
+
+def test_exit_78_quotes_only_what_speaks_of_a_configuration():
+    """An OOM text is no reason for a refused configuration; the worker's own complaint is."""
+    ranks = (ended(0, code=78),)
+    bare = diagnose(evidence(hit(OOM, 0), ranks=ranks))
+    assert (bare.kind, bare.root) == (Kind.CONFIG_ERROR, None)
+    told = diagnose(evidence(hit(OOM, 0), hit(WORKER_CONFIG, 0, 9), ranks=ranks))
+    assert told.root is not None
+    assert told.root.text == WORKER_CONFIG

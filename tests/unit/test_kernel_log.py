@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -163,3 +164,12 @@ def test_the_real_log_is_read_and_a_real_forgery_is_not():
     if after.newest_seq == mark.newest_seq:
         pytest.skip("this kernel drops what is written to /dev/kmsg (printk.devkmsg=off)")
     assert not any(KILL in one.text for one in after.records)
+
+
+def test_an_escaped_line_break_cannot_begin_a_line_of_its_own():
+    """Bytes above are put back; a control character stays written out."""
+    record = parse_record(rb"6,1,5,-;comm\x0aOut of memory: Killed process 7 na\xc3me")
+    assert record is not None
+    assert "\n" not in record.text
+    assert r"comm\x0aOut of memory" in record.text
+    assert parse_record(b"6,1,5,-;caf\\x21") == replace(record, text="caf!")

@@ -174,3 +174,20 @@ def test_text_for_people_shows_the_lines_around_the_proof(tmp_path, monkeypatch)
         text = diagnosis_text(str(source), diagnose(read_input(str(source), None)))
         assert "        1 | step 1 loss 2.0\n" in text
         assert ">      3 | [rank1]: torch.OutOfMemoryError" in text
+
+
+def test_one_unreadable_file_does_not_hide_the_others(tmp_path):
+    """Every file is read; what could not be is named at the end, with the code of a usage error."""
+    log = tmp_path / "train.log"
+    log.write_text(OOM)
+    words = ["diagnose", str(tmp_path / "gone"), "", str(log), "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "humigence_supervise.cli", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 64
+    assert json.loads(ended.stdout)["kind"] == "cuda_oom"
+    assert "gone cannot be read" in ended.stderr
+    assert "A name is empty" in ended.stderr

@@ -34,7 +34,11 @@ class GrowingFile:
             OSError: the file is there but cannot be looked at.
         """
         if self._descriptor is not None:
-            size = os.fstat(self._descriptor).st_size
+            try:
+                size = os.fstat(self._descriptor).st_size
+            except OSError:
+                self.close()
+                raise
             if size < self.offset:
                 self._restart()
             if size > self.offset or not self._has_successor():

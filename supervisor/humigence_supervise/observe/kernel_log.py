@@ -38,6 +38,12 @@ _KERNEL_FACILITY: Final = 0
 _ESCAPED: Final = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 
+def _printable(found: re.Match[str]) -> str:
+    """Return an escaped character; a control character stays escaped: it must not cut a line."""
+    code = int(found[1], 16)
+    return chr(code) if code >= ord(" ") else found[0]
+
+
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
     """One record. `local_us` is printk's local clock in microseconds since boot."""
@@ -142,7 +148,7 @@ def parse_record(raw: bytes) -> KernelRecord | None:
         return KernelRecord(
             seq=int(seq),
             local_us=int(local_us),
-            text=_ESCAPED.sub(lambda m: chr(int(m[1], 16)), rest.partition("\n")[0]),
+            text=_ESCAPED.sub(_printable, rest.partition("\n")[0]),
             from_kernel=int(priority) >> 3 == _KERNEL_FACILITY,
             continues=flags == "+",
         )
