@@ -78,7 +78,8 @@ def _is_binary(path: Path) -> bool:
             sample = file.read(_SAMPLE_BYTES)
     except OSError:
         return False
-    return len(sample) - len(sample.translate(None, _CONTROLS)) > _BINARY_SHARE * len(sample)
+    controls = len(sample) - len(sample.translate(None, _CONTROLS))
+    return controls > _BINARY_SHARE * len(sample) or (bool(sample) and not sample.strip(b"\0\n"))
 
 
 def _evidence(scans: list[Scan], unread: list[str], exit_code: int | None) -> Evidence:

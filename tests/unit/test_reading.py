@@ -157,6 +157,8 @@ def test_data_is_not_called_healthy(tmp_path):
     found = document(data)
     assert (found["kind"], found["action"]) == ("unknown", "retry_same")
     assert "is not text" in found["reason"]
+    data.write_bytes(bytes(100_000))
+    assert document(data)["kind"] == "unknown"
     log = tmp_path / "train.log"
     log.write_bytes(b"step 1 loss 2.0\n" + bytes(4096) + b"\nstep 2 loss 1.9\n")
     assert document(log)["kind"] == "healthy"

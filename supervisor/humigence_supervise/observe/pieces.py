@@ -17,6 +17,8 @@ _MESSAGE_KEYS: Final = (
     ("log", "message", "msg", "event", "MESSAGE", "textPayload", "line", "body"),
     (
         "exc_info",
+        "exc",
+        "err",
         "exception",
         "exc_text",
         "error",
