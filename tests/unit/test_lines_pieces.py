@@ -206,3 +206,9 @@ def test_a_huge_line_costs_bounded_time(filler):
     lines = read_line(raw)
     assert time.process_time() - started < 0.9
     assert len(lines) <= 200
+
+
+def test_half_a_character_in_a_json_record_can_be_written_out():
+    """An escape cut in two is replaced; what stands around it is read."""
+    lines = read_line(json.dumps({"log": "ValueError: no \ud83c good\n"}))
+    assert [line.text for line in lines] == ["ValueError: no ? good"]

@@ -117,7 +117,8 @@ def _message_of(text: str) -> list[str] | None:
 
 
 def _lines_within_message(text: str) -> list[str]:
-    lines = text.splitlines()
+    # JSON may escape half a character, which no encoding can write.
+    lines = text.encode("utf-8", "replace").decode().splitlines()
     return [part for line in lines for part in (_NEWLINE.split(line) if "\\n" in line else [line])]
 
 
