@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from humigence_supervise.catalogue import Row, load_catalogue
-from humigence_supervise.domain import Evidence, ExitStatus, Hit, Kind, Role
+from humigence_supervise.domain import Evidence, Hit, Kind, Role
+from humigence_supervise.endings import known_ends
 
 GENERIC: Final = "python.exception"
 STRONG: Final = 60
@@ -50,10 +51,7 @@ def ranked(evidence: Evidence) -> list[Hit]:
 
 def _went_on(evidence: Evidence) -> bool:
     """Return whether the log's last lines are no hang: it had trained, or its end is known."""
-    ends = [exit_.status for exit_ in evidence.ranks]
-    if evidence.launcher is not None:
-        ends.append(evidence.launcher)
-    return evidence.progress_seen or any(end != ExitStatus() for end in ends)
+    return evidence.progress_seen or bool(known_ends(evidence))
 
 
 def _first_of_last_chains(hits: tuple[Hit, ...]) -> list[Hit]:

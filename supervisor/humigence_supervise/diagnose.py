@@ -25,7 +25,8 @@ from humigence_supervise.domain import (
     Remedy,
     Role,
 )
-from humigence_supervise.endings import Ending, ending_of
+from humigence_supervise.endings import Ending, ending_of, known_ends
+from humigence_supervise.exit_zero import ended_well, from_success, left_early
 from humigence_supervise.findings import Finding, from_text, quoted
 from humigence_supervise.host_record import from_record
 from humigence_supervise.remedies import USUAL
@@ -36,7 +37,6 @@ _SHELL_CODES: Final = {
     126: "The shell may not execute the program (exit code 126)",
     127: "The shell did not find the program (exit code 127)",
 }
-_NOTHING_DONE: Final = ("success.no_batches", "hang.first_collective")
 _ABORTING: Final = ("terminate called", "what():")
 
 
@@ -69,7 +69,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
-    well = _from_success(evidence, roots) if _ended_well(evidence) else None
+    well = from_success(evidence, roots) if ended_well(evidence) else None
     if well and well.kind is Kind.HEALTHY and not evidence.stop_requested:
         return well  # whatever was killed or lost meanwhile, the job survived it
     if finding := from_record(evidence):
@@ -89,7 +89,7 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
     if well:
         return well
     strong = [hit for hit in roots if row_of(hit).strength >= STRONG]
-    if not strong and (left := _left_early(evidence)):
+    if not strong and (left := left_early(evidence)):
         return left
     dead = _first_dead(evidence)
     if _refused_config(evidence):
@@ -110,67 +110,8 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
 # --- what needs no text ------------------------------------------------------------------------
 
 
-def _ended_well(evidence: Evidence) -> bool:
-    """Return whether everything that is known of the end is exit code 0.
-
-    A rank that was gone before anyone looked says nothing: then the launcher's word counts.
-    """
-    ends = [exit_.status for exit_ in evidence.ranks]
-    if evidence.launcher is not None:
-        ends.append(evidence.launcher)
-    known = [end for end in ends if end.code is not None or end.signal is not None]
-    return bool(known) and all(end.ok for end in known)
-
-
-def _from_success(evidence: Evidence, roots: list[Hit]) -> Finding:
-    last, target = evidence.last_step, evidence.target_step
-    if target is not None and last is not None and last < target:
-        means = f"The program ended with exit code 0 at step {last} of {target}"
-        return Finding(Kind.PREMATURE_SUCCESS, Confidence.CERTAIN, means=means)
-    if target is not None and last is None:
-        return Finding(
-            Kind.PREMATURE_SUCCESS,
-            Confidence.LIKELY,
-            means=f"The program ended with exit code 0, but no step of {target} was seen",
-        )
-    empty = next((hit for hit in evidence.hits if hit.signature in _NOTHING_DONE), None)
-    if empty is not None and not evidence.progress_seen:
-        means = "The program ended with exit code 0 and had trained nothing"
-        return Finding(Kind.PREMATURE_SUCCESS, Confidence.LIKELY, empty, means=means)
-    if evidence.success_unproven:
-        means = f"The program ended with exit code 0, but {evidence.success_unproven}"
-        return Finding(Kind.PREMATURE_SUCCESS, Confidence.LIKELY, means=means)
-    if not evidence.ranks and roots and row_of(roots[0]).strength >= STRONG:
-        return Finding(
-            Kind.HEALTHY,
-            Confidence.GUESS,
-            means=f"The job ended with exit code 0, although its log says: {quoted(roots[0])}",
-            advice="If the code is that of `tee` or of a launcher, give the program's own.",
-        )
-    return Finding(Kind.HEALTHY, Confidence.CERTAIN)
-
-
-def _left_early(evidence: Evidence) -> Finding | None:
-    """A rank that ended with exit code 0 before the target: the others fail for want of it."""
-    last, target = evidence.last_step, evidence.target_step
-    if last is None or target is None or last >= target:
-        return None
-    rank = next((exit_.rank for exit_ in evidence.ranks if exit_.status.ok), None)
-    if rank is None or any(exit_.status.signal in _CRASH_SIGNALS for exit_ in evidence.ranks):
-        return None
-    means = f"Rank {rank} ended with exit code 0 at step {last} of {target}"
-    return Finding(Kind.PREMATURE_SUCCESS, Confidence.CERTAIN, rank=rank, means=means)
-
-
-_CRASH_SIGNALS: Final = (4, 7, 8, 11)
-"""No want of a peer ends a rank so; its peers may well be told to end then, and do with code 0."""
-
-
 def _refused_config(evidence: Evidence) -> bool:
-    statuses = [exit_.status for exit_ in evidence.ranks]
-    if evidence.launcher is not None:
-        statuses.append(evidence.launcher)
-    return any(status.code == EXIT_CONFIG for status in statuses)
+    return any(end.code == EXIT_CONFIG for end in known_ends(evidence))
 
 
 def _first_dead(evidence: Evidence) -> RankExit | None:

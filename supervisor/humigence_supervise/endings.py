@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from humigence_supervise.domain import Confidence, ExitStatus, Hit, Kind, Remedy
+from humigence_supervise.domain import Confidence, Evidence, ExitStatus, Hit, Kind, Remedy
 
 _SHELL_BASE: Final = 128
 """A shell reports a child killed by signal N as exit code 128 + N."""
@@ -50,6 +50,14 @@ class Ending:
     advice: str = ""
     remedy: Remedy | None = None
     hit: Hit | None = None
+
+
+def known_ends(evidence: Evidence) -> list[ExitStatus]:
+    """Return how the ranks and the launcher ended, of those whose end is known."""
+    ends = [exit_.status for exit_ in evidence.ranks]
+    if evidence.launcher is not None:
+        ends.append(evidence.launcher)
+    return [end for end in ends if end != ExitStatus()]
 
 
 def ending_of(status: ExitStatus, hits: tuple[Hit, ...]) -> Ending | None:

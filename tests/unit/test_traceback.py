@@ -85,7 +85,7 @@ RuntimeError: Caught RuntimeError in replica 1 on device 1.
 Original Traceback (most recent call last):
   File "/env/lib/python3.7/site-packages/torch/nn/parallel/parallel_apply.py", line 60, in _worker
     output = module(*input, **kwargs)
-  File "/work/net.py", line 33, in forward
+  File "/home/user/net.py", line 33, in forward
     return self.conv(x)
 """
 GROUP = """\
