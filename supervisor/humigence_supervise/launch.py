@@ -32,7 +32,7 @@ from humigence_supervise.contract import (
 from humigence_supervise.domain import LaunchPlan, ProcessId
 from humigence_supervise.durable import write_json
 from humigence_supervise.plan_file import public_plan
-from humigence_supervise.small_json import read_small_json
+from humigence_supervise.small_json import read_small_json, read_small_object
 from humigence_supervise.sweep import members, sweep
 
 __all__ = [
@@ -151,7 +151,7 @@ def lock_held(run_dir: Path) -> bool:
 
 def read_exit(attempt_dir: Path) -> ExitRecord | None:
     """Return what the keeper wrote about the attempt's end; None when it did not, or not whole."""
-    record = _read_object(attempt_dir / EXIT_FILE)
+    record = read_small_object(attempt_dir / EXIT_FILE)
     if record is None or not ExitRecord.__required_keys__.issubset(record):
         return None
     return cast("ExitRecord", record)
@@ -258,14 +258,9 @@ def _handle(attempt: int, process: ProcessId) -> Keeper | None:
 
 
 def _read_record(attempt_dir: Path) -> KeeperRecord | None:
-    record = _read_object(attempt_dir / KEEPER_FILE) or {}
+    record = read_small_object(attempt_dir / KEEPER_FILE) or {}
     match record:
         case {"pid": int(), "start_ticks": int(), "boot_id": str()}:
             return cast("KeeperRecord", record)
         case _:
             return None
-
-
-def _read_object(path: Path) -> dict[str, object] | None:
-    value = read_small_json(path)
-    return value if isinstance(value, dict) else None

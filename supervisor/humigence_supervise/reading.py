@@ -17,7 +17,7 @@ from humigence_supervise.observe.logs import LogReader
 from humigence_supervise.observe.progress import stream
 from humigence_supervise.observe.scan import Scan, Scanner
 from humigence_supervise.printable import for_people
-from humigence_supervise.small_json import read_small_json
+from humigence_supervise.small_json import read_small_object
 from humigence_supervise.surroundings import lines_around, marked
 
 STDIN: Final = "-"
@@ -107,8 +107,8 @@ def _scan_stdin() -> Scan:
 
 
 def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
-    world_size = _read_object(folder / PLAN_FILE).get("world_size")
-    stop_requested = _read_object(folder / EXIT_FILE).get("stop") == "graceful"
+    world_size = (read_small_object(folder / PLAN_FILE) or {}).get("world_size")
+    stop_requested = (read_small_object(folder / EXIT_FILE) or {}).get("stop") == "graceful"
     steps = _Steps.read(folder / PROGRESS_DIR)
     evidence = gather(
         folder,
@@ -126,11 +126,6 @@ def _read_attempt(folder: Path, exit_code: int | None) -> Evidence:
         hang_suspected=False,
     )
     return evidence if exit_code is None else replace(evidence, launcher=status_of(exit_code))
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    value = read_small_json(path)
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

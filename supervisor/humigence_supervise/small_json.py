@@ -42,3 +42,9 @@ def read_small_json(path: Path, most_bytes: int = SMALL_BYTES) -> object | None:
         return load_small_json(path, most_bytes)
     except (OSError, ValueError):
         return None
+
+
+def read_small_object(path: Path) -> dict[str, object] | None:
+    """Return what a file says that holds a JSON object; None when it cannot be read as one."""
+    value = read_small_json(path)
+    return value if isinstance(value, dict) else None
