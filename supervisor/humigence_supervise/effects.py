@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -184,9 +185,24 @@ class Effects:
             how = f"The launcher exited with code {launcher['code']}."
         return TreeGone(how, took_s, facts)
 
-    def last_words(self) -> list[Happening]:
-        """Return what the attempt still had to say after its end."""
-        return [] if self.watch is None else [*self.watch.poll(), *self.watch.drain()]
+    def descriptors(self) -> tuple[int, ...]:
+        """Return what becomes readable when the keeper or a rank ends."""
+        keeper = () if self.keeper is None else (self.keeper.pidfd,)
+        return keeper if self.watch is None else (*keeper, *self.watch.descriptors())
+
+    def observe(self, attempt: int) -> Iterator[Happening]:
+        """Yield the attempt's news and, once its keeper has ended, its last words and its end."""
+        if self.watch is not None:
+            yield from self.watch.poll()
+        if self.keeper is not None and self.keeper.ended:
+            if self.watch is not None:
+                yield from (*self.watch.poll(), *self.watch.drain())
+            yield self.attempt_gone(attempt)
+
+    def step(self) -> int | None:
+        """Return the newest completed step of the living attempt, where it is known."""
+        progress = None if self.watch is None else self.watch.last_progress
+        return None if progress is None else progress.step
 
     # --- after an attempt -----------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from humigence_supervise.run import Run
 from humigence_supervise.run_lock import RunHeldError, RunLock
 from humigence_supervise.state import Ended, fold
 from humigence_supervise.systemd import Notifier
+from humigence_supervise.waiting import signals_awaited
 
 
 def start(
@@ -59,15 +60,11 @@ def start(
             return contract.EXIT_COMPLETED
         begun = entries[0].record.facts if entries else {}
         run, facts = make_run(settings, config, begun, debug=debug)
-        loop = Loop(
-            run,
-            journal,
-            state,
-            Effects(run, load_catalogue()),
-            notifier=Notifier.from_environ(os.environ),
-            tell=tell,
-        )
-        code = loop.until_ended(facts)
+        hands = Effects(run, load_catalogue())
+        notifier = Notifier.from_environ(os.environ)
+        with signals_awaited() as outside:
+            loop = Loop(run, journal, state, hands, outside, notifier=notifier, tell=tell)
+            code = loop.until_ended(facts)
         with suppress(OSError):
             write_report(run_dir, run_dir / contract.REPORT_FILE)
         return code

@@ -25,6 +25,7 @@ from humigence_supervise.loop import Loop
 from humigence_supervise.run import Run
 from humigence_supervise.state import State
 from humigence_supervise.systemd import Notifier
+from humigence_supervise.waiting import signals_awaited
 
 CONFIG = b'{"name": "demo", "accelerator": "cpu", "worker": {"script": "train.py"}}'
 
@@ -99,15 +100,17 @@ def test_what_is_done_stands_in_the_journal_first(run: Run, tmp_path: Path) -> N
     journal, _ = open_journal(tmp_path / JOURNAL_FILE, "demo")
     hands = Hands(run, plan)
     told: list[str] = []
-    loop = Loop(
-        run,
-        journal,
-        State(),
-        hands,
-        notifier=Notifier(),
-        tell=lambda entry: told.append(entry.record.event.value),
-    )
-    assert loop.until_ended({"run_id": "id"}) == EXIT_CONFIG
+    with signals_awaited() as outside:
+        loop = Loop(
+            run,
+            journal,
+            State(),
+            hands,
+            outside,
+            notifier=Notifier(),
+            tell=lambda entry: told.append(entry.record.event.value),
+        )
+        assert loop.until_ended({"run_id": "id"}) == EXIT_CONFIG
     assert hands.journaled["prepare"] == ["run.started"]
     assert hands.journaled["launch"] == ["run.started", "attempt.planned"]
     assert hands.journaled["gather"][-2:] == ["attempt.exited", "tree.cleared"]
