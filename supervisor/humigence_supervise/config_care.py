@@ -51,6 +51,9 @@ class PolicySettings(Model):
     """Attempts in a row without a new checkpoint step that end the run."""
     max_attempts: MaxAttempts = Field(default_factory=MaxAttempts)
     backoff: BackoffSettings = Field(default_factory=BackoffSettings)
+    grow_after_checkpoints: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    """Checkpoints without a failure after which a reduced micro-batch is raised again, once; 0:
+    never."""
 
     @model_validator(mode="before")
     @classmethod

@@ -63,6 +63,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         fingerprint=_fingerprint(finding),
         rank=rank,
         gpu=which_gpu(evidence, root, rank),
+        memory=finding.memory,
         context=evidence.context,
         unread=evidence.unread,
     )
@@ -85,6 +86,15 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
             advice="Start it again when you want to go on.",
             remedy=Remedy.NONE,
             hit=next((hit for hit in evidence.hits if hit.kind is Kind.PREEMPTED), None),
+        )
+    if evidence.resumed_wrongly:
+        return Finding(
+            Kind.USER_CODE,
+            Confidence.CERTAIN,
+            means=evidence.resumed_wrongly,
+            advice="Look at how the program resumes: worker.resume_args must make it load"
+            " {checkpoint}, and it must go on counting there.",
+            signature="resume.mismatch",
         )
     if well:
         return well

@@ -279,6 +279,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """The completed step a worker began at, as its first progress line says.
+
+    `told`: the line said so itself (section init). Else it is the step before the first one that
+    was reported, and a worker that does not report each step may have begun earlier.
+    """
+
+    step: int
+    told: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A catalogue row that matched one line of one file.
 
@@ -313,6 +325,7 @@ class Evidence:
     progress files).
     `not_started` is why there was no process at all, "" where there was one.
     `success_unproven` is why exit code 0 would prove nothing, "" where it may be believed.
+    `resumed_wrongly` says how the worker did not begin at its checkpoint's step, "" if it did.
     """
 
     launcher: ExitStatus | None = None
@@ -334,8 +347,29 @@ class Evidence:
     hang_suspected: bool = False
     progress_seen: bool = False
     success_unproven: str = ""
+    resumed_wrongly: str = ""
     not_started: str = ""
     unread: tuple[str, ...] = ()
+
+
+class Holder(StrEnum):
+    """Why an allocation on a GPU did not fit."""
+
+    WORKLOAD = "workload"
+    STRANGER = "stranger"
+    SIBLING_RANK = "sibling rank"
+    FRAGMENTATION = "fragmentation"
+    ALLOCATOR = "allocator"
+    NO_CARD = "no card"
+
+
+@dataclass(frozen=True, slots=True)
+class OomReading:
+    """Who holds the memory. `pid` and `held_mib` name another process where one does."""
+
+    holder: Holder
+    pid: int | None = None
+    held_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +379,7 @@ class Diagnosis:
     `root` is the hit that shows it, None when it is read from exit codes alone. `fingerprint`
     is equal for two failures that are the same one (kind, signature, normalized frame). `gpu` is
     the GPU it is about or `rank` ran on: its UUID, else the index or PCI bus id that the text says.
-    `context` and `unread`: see `Evidence`.
+    `memory` is what an out-of-memory's own numbers say. `context` and `unread`: see `Evidence`.
     """
 
     kind: Kind
@@ -358,100 +392,9 @@ class Diagnosis:
     fingerprint: str
     rank: int | None = None
     gpu: str | None = None
+    memory: OomReading | None = None
     context: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-
-
-# --- what is decided ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """One failed attempt as policy remembers it. Steps are completed steps."""
-
-    attempt: int
-    rung_index: int
-    kind: Kind
-    fingerprint: str
-    at_s: float
-    first_step: int
-    last_step: int
-    checkpoint_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The same rung again, after `delay_s`."""
-
-    reason: str
-    delay_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StepDown:
-    """The rung with this index, lower than the present one."""
-
-    reason: str
-    rung_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepUp:
-    """The rung with this index, higher than the present one, after a passing probe."""
-
-    reason: str
-    rung_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShrinkMicroBatch:
-    """The same rung with smaller micro-batches; the global batch stays."""
-
-    reason: str
-    micro_samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class UseOlderCheckpoint:
-    """The same rung from an older good checkpoint; the one at `bad_step` is quarantined."""
-
-    reason: str
-    bad_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitForSpace:
-    """Nothing until `need_mib` are free where the checkpoints go; then the same rung."""
-
-    reason: str
-    need_mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The run ends here. `hopeless`: trying again cannot help (exit 93), otherwise 75."""
-
-    reason: str
-    hopeless: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The target is reached."""
-
-    reason: str
-
-
-Decision = (
-    Retry
-    | StepDown
-    | StepUp
-    | ShrinkMicroBatch
-    | UseOlderCheckpoint
-    | WaitForSpace
-    | Stop
-    | Complete
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,22 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from humigence_supervise import contract, ladder, launch
+from humigence_supervise import contract, launch
 from humigence_supervise.accounting import account_run, ledger_facts
 from humigence_supervise.catalogue import Catalogue
 from humigence_supervise.checkpoints import choose
-from humigence_supervise.checkpoints.verdict import Standing
 from humigence_supervise.checkpoints.verify import verify
 from humigence_supervise.config import Settings
 from humigence_supervise.diagnose import diagnose
-from humigence_supervise.domain import Evidence, Kind, LaunchPlan
+from humigence_supervise.domain import Diagnosis, Evidence, Kind, LaunchPlan
 from humigence_supervise.happenings import (
+    Consider,
     Diagnosed,
     Happening,
     Launched,
     NotLaunched,
-    NotPrepared,
     Prepare,
-    Prepared,
-    Refused,
+    Probe,
     TreeGone,
 )
 from humigence_supervise.observe import success
@@ -35,9 +33,11 @@ from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.observe.host_evidence import planned_gpus
 from humigence_supervise.observe.host_facts import capture, note_start
+from humigence_supervise.preparing import Preparation
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Json
-from humigence_supervise.run import Run
+from humigence_supervise.resume_echo import resumed_wrongly
+from humigence_supervise.run import Run, counts_from_scratch
 from humigence_supervise.state import State
 from humigence_supervise.systemd import UNSET_FOR_CHILDREN
 
@@ -49,6 +49,7 @@ class Effects:
         """Work for `run`."""
         self._run = run
         self._catalogue = catalogue
+        self._preparation = Preparation(run)
         self.keeper: launch.Keeper | None = None
         self.watch: AttemptWatch | None = None
         self._clearing_since = 0.0
@@ -57,50 +58,12 @@ class Effects:
     # --- before an attempt ----------------------------------------------------------------------
 
     def prepare(self, wanted: Prepare) -> Happening:
-        """Choose a checkpoint, look at the disk and the GPUs, and plan the attempt."""
-        try:
-            return self._prepared(wanted)
-        except OSError as error:
-            reason = f"The next attempt cannot be prepared: {error}. Look at what is exhausted."
-            return NotPrepared(reason, exit_code=contract.EXIT_GAVE_UP)
+        """Plan the next attempt, or say what it has to wait for, or why there is none."""
+        return self._preparation.prepare(wanted)
 
-    def _prepared(self, wanted: Prepare) -> Happening:
-        run = self._run
-        folder = run.paths.checkpoint_dir
-        choice = choose.newest_good(folder, run=run.paths.id)
-        if not choice.folder_read:
-            return NotPrepared(choice.note, exit_code=contract.EXIT_GAVE_UP)
-        if choice.checkpoint is None and (choice.refused or wanted.checkpoint_step > 0):
-            return _nothing_to_resume(choice, wanted.checkpoint_step)
-        need_mib = self._need_mib()
-        free_mib = self.free_mib()
-        if free_mib is not None and free_mib < need_mib:
-            reason = f"{folder} has {free_mib} MiB free, the next checkpoint needs {need_mib} MiB."
-            return NotPrepared(reason, need_mib=need_mib, free_mib=free_mib)
-        try:
-            plan = ladder.plan(
-                run.settings,
-                run.paths,
-                wanted.rung_index,
-                host=read_host(run.settings.worker.python),
-                attempt=wanted.attempt,
-                resume_from=choice.checkpoint,
-                port=launch.free_port(),
-                inherited=os.environ,
-                micro_samples=wanted.micro_samples,
-                run_virtual_ranks=run.virtual_ranks,
-                run_accelerator=run.accelerator,
-                debug=run.debug,
-            )
-        except ValueError as error:
-            first = wanted.attempt == 1
-            code = contract.EXIT_CONFIG if first else contract.EXIT_GAVE_UP
-            return NotPrepared(str(error), exit_code=code)
-        refused = tuple(
-            Refused(one.path, one.reason, damaged=one.standing is Standing.DAMAGED)
-            for one in choice.refused
-        )
-        return Prepared(plan, refused)
+    def consider(self, wanted: Consider) -> Happening:
+        """Look whether a higher rung could be planned now."""
+        return self._preparation.consider(wanted)
 
     def quarantine(self, path: Path, reason: str) -> None:
         """Put a bad checkpoint aside; one that is gone or cannot be moved stays refused."""
@@ -111,20 +74,12 @@ class Effects:
         """Put the checkpoint of a step aside."""
         self.quarantine(self._run.paths.checkpoint_dir / contract.checkpoint_name(step), reason)
 
-    def free_mib(self) -> int | None:
-        """Return the room where checkpoints go, None when it cannot be asked."""
-        return choose.free_mib(self._run.paths.checkpoint_dir)
-
-    def _need_mib(self) -> int:
-        known = choose.needed_mib(self._run.paths.checkpoint_dir)
-        return max(self._run.settings.checkpoints.min_free_mib, known or 0)
-
     # --- an attempt -----------------------------------------------------------------------------
 
     def launch(self, plan: LaunchPlan) -> Happening:
         """Start the plan's keeper."""
         environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
-        note_start(plan.attempt_dir)
+        note_start(plan.attempt_dir, plan.gpus)
         try:
             self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
         except launch.LaunchError as error:
@@ -132,6 +87,16 @@ class Effects:
             return NotLaunched(self._not_started)
         self.watch = self._watch(plan.attempt, plan.world_size)
         return Launched(self.keeper.process, plan.world_size, plan.resume_from)
+
+    def probe(self, wanted: Probe) -> Happening:
+        """Start the probe of a higher rung; it is ended like an attempt."""
+        try:
+            plan = self._preparation.probe(wanted)
+            environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
+            self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
+        except (OSError, ValueError) as error:
+            return NotLaunched(f"the probe could not be started: {error}")
+        return Launched(self.keeper.process, plan.world_size)
 
     def recover(self, attempt: int) -> Happening:
         """Find the attempt a supervisor before us started: alive, ended, or never begun."""
@@ -216,7 +181,8 @@ class Effects:
         watch.drain()
         progress = watch.last_progress
         last_step = state.first_step if progress is None else progress.step
-        failed = state.stop is None and not _exited_well(folder)
+        asked_to_end = state.stop is not None or state.leaving is not None
+        failed = not asked_to_end and not _exited_well(folder)
         not_kept: tuple[str, ...] = ()
         try:
             not_kept = capture(
@@ -231,8 +197,8 @@ class Effects:
                 last_step=last_step,
                 target_step=_target_step(run.settings, watch),
                 rank_exits=watch.exits,
-                disk_free_mib=self.free_mib(),
-                stop_requested=state.stop is not None,
+                disk_free_mib=self._preparation.free_mib(),
+                stop_requested=asked_to_end,
                 hang_suspected=False,
             )
         except Exception as error:  # noqa: BLE001 - a reader that trips must not end the run
@@ -240,15 +206,18 @@ class Effects:
                 ranks=tuple(watch.exits.values()),
                 world_size=world_size,
                 first_dead=watch.first_dead,
-                stop_requested=state.stop is not None,
+                stop_requested=asked_to_end,
                 unread=(f"the evidence could not be read: {for_people(repr(error))}",),
             )
         watch.close()
         self.watch = None
+        strict = state.resumed or counts_from_scratch(run.settings)
+        wrongly = resumed_wrongly(state.first_step, watch.began) if strict else ""
         unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
         evidence = replace(
             evidence,
             success_unproven=unproven,
+            resumed_wrongly=wrongly,
             not_started=self._not_started,
             unread=(*evidence.unread, *not_kept),
         )
@@ -257,15 +226,22 @@ class Effects:
         facts: dict[str, Json] = {"last_step": last_step}
         if diagnosis.kind is Kind.HEALTHY:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
-        room_mib = max(self._need_mib(), (evidence.disk_free_mib or 0) + 1)
+        room_mib = max(self._preparation.need_mib(), (evidence.disk_free_mib or 0) + 1)
         return Diagnosed(
             diagnosis,
             last_step,
             self._checkpoint_step(),
             need_mib=room_mib,
             free_mib=evidence.disk_free_mib,
+            gpus=self._gpus_now(diagnosis),
             facts=facts,
         )
+
+    def _gpus_now(self, diagnosis: Diagnosis) -> tuple[str, ...] | None:
+        """Return the UUIDs of the GPUs that are there, asked only where it decides something."""
+        if diagnosis.kind is not Kind.GPU_FAULT:
+            return None
+        return tuple(gpu.uuid for gpu in read_host(self._run.settings.worker.python).gpus)
 
     def _checkpoint_step(self) -> int:
         """Return the newest step whose checkpoint looks whole; its digests are read on resume."""
@@ -285,19 +261,6 @@ def _exited_well(folder: Path) -> bool:
     """Return whether the launcher ended with exit code 0."""
     record = launch.read_exit(folder)
     return record is not None and record["launcher"] is not None and record["launcher"]["code"] == 0
-
-
-def _nothing_to_resume(choice: choose.Choice, checkpoint_step: int) -> NotPrepared:
-    """Refuse to begin from scratch where steps were saved: that would be the greatest loss."""
-    what = f"Steps up to {checkpoint_step} were saved, but no checkpoint is left."
-    if choice.refused:
-        first = choice.refused[0]
-        what = f"None of {len(choice.refused)} checkpoints can be used. The newest: {first.reason}"
-    standings = {one.standing for one in choice.refused}
-    unclear = standings & {Standing.UNKNOWN, Standing.MISSING}
-    code = contract.EXIT_GAVE_UP if unclear else contract.EXIT_HOPELESS
-    advice = "Repair or restore one, or begin anew with `start --fresh`. Nothing was changed."
-    return NotPrepared(f"{what} {advice}", exit_code=code)
 
 
 def _target_step(settings: Settings, watch: AttemptWatch) -> int | None:

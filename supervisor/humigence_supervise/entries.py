@@ -6,25 +6,32 @@ import dataclasses
 from collections.abc import Mapping
 
 from humigence_supervise import contract
-from humigence_supervise.domain import (
-    Checkpoint,
-    Decision,
-    Hit,
+from humigence_supervise.decisions import (
+    GrowMicroBatch,
     Incident,
+    Retry,
+    ShrinkMicroBatch,
+    StepDown,
+    StepUp,
+    Stranger,
+    Verdict,
+)
+from humigence_supervise.domain import (
+    Beginning,
+    Checkpoint,
+    Hit,
     Kind,
     LaunchPlan,
     Progress,
     RankExit,
     Section,
-    ShrinkMicroBatch,
-    StepDown,
-    StepUp,
 )
 from humigence_supervise.happenings import (
     Context,
     Diagnosed,
     Launched,
     LogSampled,
+    NoRoom,
     NotPrepared,
     Refused,
     SignatureSeen,
@@ -32,7 +39,7 @@ from humigence_supervise.happenings import (
 )
 from humigence_supervise.plan_file import public_argv
 from humigence_supervise.records import Event, Json, Level, Record, finite
-from humigence_supervise.state import State
+from humigence_supervise.state import State, Want
 
 CAUSES: Mapping[Kind, str] = {
     Kind.CUDA_OOM: "CUDA out of memory:",
@@ -67,15 +74,23 @@ def adopted(state: State) -> Record:
     )
 
 
-def resumed(after: Event, rung_index: int, micro_samples: int | None) -> Record:
+def resumed(context: Context, after: Event, rung_index: int, micro_samples: int | None) -> Record:
     """A stopped or given-up run is started again by its operator."""
     facts: Facts = {
         "after": after.value,
+        "at_s": context.now_s,
         "rung_index": rung_index,
         "micro_samples": micro_samples,
     }
     message = f"Resumed after {after.value}; the budgets begin anew."
     return Record(Event.RUN_RESUMED, message, facts=facts)
+
+
+def readmitted(allowed: tuple[str, ...], still_excluded: tuple[str, ...]) -> Record:
+    """The operator allows GPUs again that were excluded."""
+    facts: Facts = {"readmitted": list(allowed), "excluded_gpus": list(still_excluded)}
+    message = f"The operator allows these GPUs again: {', '.join(allowed)}."
+    return Record(Event.GPU_READMITTED, message, facts=facts)
 
 
 def planned(plan: LaunchPlan) -> Record:
@@ -88,6 +103,9 @@ def planned(plan: LaunchPlan) -> Record:
         "resume_step": source.step if source else 0,
         "resume_from": str(source.path) if source else None,
         "argv": list(public_argv(plan.argv)),
+        "gpus": [gpu.uuid for gpu in plan.gpus],
+        "micro_batch": plan.batch.micro_samples if plan.batch else None,
+        "grad_accum": plan.batch.grad_accum if plan.batch else None,
     }
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     message = f"Attempt {plan.attempt} on {plan.rung} ({ranks}), {origin}."
@@ -173,6 +191,60 @@ def sampled(state: State, context: Context, event: LogSampled) -> Record:
     return _of_attempt(state, context, Event.LOG_SAMPLED, message, facts)
 
 
+def resumed_wrongly(state: State, context: Context, how: str, began: Beginning | None) -> Record:
+    """The worker did not begin at the step of the checkpoint it was given."""
+    facts: Facts = {
+        "promised_step": state.first_step,
+        "began_step": began.step if began is not None else None,
+    }
+    message = f"{how} The attempt is ended before it overwrites anything."
+    return _of_attempt(state, context, Event.RESUME_MISMATCH, message, facts, level=Level.ERROR)
+
+
+def leaves(
+    state: State,
+    context: Context,
+    reason: str,
+    *,
+    rung_index: int | None = None,
+    micro_samples: int | None = None,
+) -> Record:
+    """A healthy attempt is ended gracefully, to go on better."""
+    what = f"micro-batches of {micro_samples}"
+    if rung_index is not None:
+        what = context.rungs[rung_index].name
+    facts: Facts = {"to_rung_index": rung_index, "to_micro_samples": micro_samples}
+    message = f"{reason} The worker saves and exits, then {what} is tried."
+    return _of_attempt(state, context, Event.ATTEMPT_LEAVING, message, facts)
+
+
+def probe_started(state: State, context: Context, rung_index: int, limit_s: float) -> Record:
+    """The GPUs of a higher rung are tried together before it trains again."""
+    name = context.rungs[rung_index].name
+    facts: Facts = {
+        "rung_index": rung_index,
+        "limit_s": limit_s,
+        "until_s": context.now_s + limit_s,
+    }
+    message = f"Probing {name}: a real collective of all its ranks, {limit_s:.0f} s at most."
+    return Record(
+        Event.PROMOTION_STARTED, message, attempt=state.attempt + 1, rung=name, facts=facts
+    )
+
+
+def promotion_tried(
+    state: State, context: Context, rung_index: int, *, passed: bool, why: str
+) -> Record:
+    """What came of a try to go back up."""
+    name = context.rungs[min(rung_index, len(context.rungs) - 1)].name
+    facts: Facts = {"rung_index": rung_index, "at_s": context.now_s, "passed": passed, "why": why}
+    message = f"The probe of {name} passed."
+    if not passed:
+        message = f"Not going back up to {name}: {why}"
+    level = Level.INFO if passed else Level.WARNING
+    return Record(Event.PROMOTION_TRIED, message, level, state.attempt or None, name, facts)
+
+
 def ended_badly(exit_: RankExit) -> bool:
     """Say whether a rank's end calls for the end of the others.
 
@@ -237,27 +309,50 @@ def diagnosed(state: State, context: Context, event: Diagnosed) -> Record:
     return _of_attempt(state, context, Event.DIAGNOSIS_MADE, diagnosis.reason, facts)
 
 
-def decided(state: State, context: Context, incident: Incident, decision: Decision) -> Record:
+def decided(state: State, context: Context, incident: Incident, verdict: Verdict) -> Record:
     """What happens next, why, and the incident as policy remembers it."""
+    decision = verdict.decision
     rung_index = state.rung_index
     if isinstance(decision, StepDown | StepUp):
         rung_index = decision.rung_index
-    micro = state.micro_samples
-    if isinstance(decision, ShrinkMicroBatch):
+    micro, larger = state.micro_samples, None
+    if isinstance(decision, ShrinkMicroBatch | GrowMicroBatch):
+        larger = context.micro_samples if micro is None else micro
         micro = decision.micro_samples
+    excluded = list(state.excluded_gpus)
+    if verdict.excluded_gpu and verdict.excluded_gpu not in excluded:
+        excluded.append(verdict.excluded_gpu)
     facts: Facts = {
         "decision": type(decision).__name__,
         "reason": decision.reason,
+        "why_not": verdict.why_not,
+        "unless": verdict.unless,
         "kind": incident.kind.value,
         "fingerprint": incident.fingerprint,
         "at_s": incident.at_s,
         "first_step": incident.first_step,
         "last_step": incident.last_step,
         "checkpoint_step": incident.checkpoint_step,
+        "gpu": incident.gpu or None,
+        "holder": incident.holder.value if incident.holder else None,
         "rung_index": rung_index,
         "micro_samples": micro,
+        "larger_micro": larger,
+        "defragment": state.defragment or (isinstance(decision, Retry) and decision.defragment),
+        "excluded_gpus": [*excluded],
     }
     return _of_attempt(state, context, Event.DECISION_MADE, decision.reason, facts)
+
+
+def gpu_excluded(state: State, context: Context, gpu: str, why: str) -> Record:
+    """A GPU is not used any more in this run."""
+    message = (
+        f"GPU {gpu} is not used again in this run: {why} When it is healthy again, allow it with"
+        f" `start --readmit-gpu {gpu}`."
+    )
+    return _of_attempt(
+        state, context, Event.GPU_EXCLUDED, message, {"gpu": gpu}, level=Level.WARNING
+    )
 
 
 def rung_changed(before: State, after: State, context: Context, kind: Kind) -> Record:
@@ -274,31 +369,47 @@ def rung_changed(before: State, after: State, context: Context, kind: Kind) -> R
     return Record(Event.RUNG_CHANGED, message, Level.WARNING, before.attempt, new, facts)
 
 
-def waits(state: State, context: Context, delay_s: float) -> Record:
-    """The next attempt waits for a time."""
+def waits(state: State, context: Context, delay_s: float, why: str = "") -> Record:
+    """The next attempt waits for a time. `why`: there was none to make; it is tried again."""
     facts: Facts = {
         "delay_s": round(delay_s, 3),
         "until_s": context.now_s + delay_s,
         "need_mib": None,
+        "unprepared": state.unprepared + 1 if why else None,
     }
     message = f"Waiting {delay_s:.1f} s before the next attempt."
-    return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts)
+    if why:
+        message = f"{why} Looking again in {delay_s:.1f} s."
+    level = Level.WARNING if why else Level.INFO
+    return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts, level=level)
 
 
-def waits_for_space(
-    state: State, context: Context, reason: str, need_mib: int, free_mib: int | None
+def waits_for_room(
+    state: State,
+    context: Context,
+    room: NoRoom,
+    stranger: Stranger | None = None,
+    until_s: float | None = None,
 ) -> Record:
-    """The next attempt waits until there is room for a checkpoint."""
-    missing = None if free_mib is None else max(0, need_mib - free_mib)
+    """The next attempt waits until there is room for it."""
+    disk = room.want is Want.DISK
+    missing = None if room.free_mib is None else max(0, room.need_mib - room.free_mib)
     facts: Facts = {
-        "need_mib": need_mib,
-        "free_mib": free_mib,
-        "missing_mib": missing,
+        "want": room.want.value,
+        "need_mib": room.need_mib if disk else None,
+        "free_mib": room.free_mib,
+        "missing_mib": missing if disk else None,
+        "gpu": stranger.gpu or None if stranger else None,
+        "pid": stranger.pid if stranger else None,
+        "held_mib": stranger.held_mib if stranger else None,
         "delay_s": None,
-        "until_s": None,
+        "until_s": until_s,
     }
-    known = "" if missing is None else f" {free_mib} MiB are free, {missing} MiB are missing."
-    message = f"{reason} Waiting until {need_mib} MiB are free.{known}"
+    message = room.reason
+    if disk:
+        free = f" {room.free_mib} MiB are free, {missing} MiB are missing."
+        known = "" if missing is None else free
+        message = f"{room.reason} Waiting until {room.need_mib} MiB are free.{known}"
     return _of_attempt(state, context, Event.BACKOFF_STARTED, message, facts, level=Level.WARNING)
 
 

@@ -6,8 +6,16 @@ import re
 from dataclasses import dataclass, replace
 
 from humigence_supervise.causes import STRONG, row_of
-from humigence_supervise.domain import Confidence, Evidence, Hit, Kind, Remedy
-from humigence_supervise.oom import Holder, OomReading, read_oom
+from humigence_supervise.domain import (
+    Confidence,
+    Evidence,
+    Hit,
+    Holder,
+    Kind,
+    OomReading,
+    Remedy,
+)
+from humigence_supervise.oom import read_oom
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,7 @@ class Finding:
     advice: str = ""
     remedy: Remedy | None = None
     signature: str = ""
+    memory: OomReading | None = None
 
 
 def from_text(evidence: Evidence, hit: Hit) -> Finding:
@@ -75,6 +84,7 @@ def quoted(hit: Hit | None) -> str:
 def _explain_oom(finding: Finding, hit: Hit, evidence: Evidence) -> Finding:
     own = frozenset(exit_.pid for exit_ in evidence.ranks)
     reading = read_oom(hit.text, own)
+    finding = replace(finding, memory=reading)
     match reading.holder:
         case Holder.WORKLOAD:
             return finding

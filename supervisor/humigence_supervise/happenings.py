@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from humigence_supervise import contract
+from humigence_supervise.budgets import Policy
+from humigence_supervise.decisions import Stranger
 from humigence_supervise.domain import (
+    Beginning,
     Checkpoint,
     Diagnosis,
     LaunchPlan,
@@ -16,18 +19,21 @@ from humigence_supervise.domain import (
     RankExit,
     Rung,
 )
-from humigence_supervise.policy import Policy
 from humigence_supervise.records import Json, Record
+from humigence_supervise.state import Want
+from humigence_supervise.way_up import Promote, Promoting
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """A supervisor takes the run over: fresh, resumed or after another one's death.
 
-    `facts` are what `run.started` says of the run (its id as `run_id` among them).
+    `facts` are what `run.started` says of the run (its id as `run_id` among them). `readmit`
+    are GPUs that the operator allows again, "all" for every one.
     """
 
     facts: Mapping[str, Json]
+    readmit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +54,26 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRoom:
+    """An attempt has to wait: `need_mib` are wanting on the disk, or GPU memory is not free yet."""
+
+    want: Want
+    reason: str
+    need_mib: int = 0
+    free_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NotPrepared:
-    """No attempt can be started: `need_mib` of space are wanting, or the run ends with a code."""
+    """No attempt can be started; `exit_code` is what the run ends with if nothing changes.
+
+    75 may pass by itself, so it is tried again first. `lower_may_do`: this rung needs what the
+    machine does not have now, a lower one may not.
+    """
 
     reason: str
-    need_mib: int | None = None
-    free_mib: int | None = None
     exit_code: int = contract.EXIT_CONFIG
+    lower_may_do: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +111,10 @@ class TreeGone:
 
 @dataclass(frozen=True, slots=True)
 class ProgressMade:
-    """The newest progress line of rank 0 (or of the only rank heard)."""
+    """The newest progress line of any rank, and where the worker began."""
 
     progress: Progress
+    began: Beginning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +143,26 @@ class LogSampled:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """The evidence of the ended attempt is read. Steps are completed steps."""
+    """The evidence of the ended attempt is read. Steps are completed steps.
+
+    `gpus` are the UUIDs of the GPUs that are there now, None where that is unknown or no matter.
+    """
 
     diagnosis: Diagnosis
     last_step: int
     checkpoint_step: int
     need_mib: int
     free_mib: int | None = None
+    gpus: tuple[str, ...] | None = None
     facts: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """Whether the promotion could be made now; `hindrance` is why not, "" if it could."""
+
+    promote: Promote
+    hindrance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +175,13 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `free_mib` is the room where checkpoints go, None when not asked."""
-
-    free_mib: int | None = None
+    """Time has passed."""
 
 
 Happening = (
     Begin
     | Prepared
+    | NoRoom
     | NotPrepared
     | Launched
     | NotLaunched
@@ -161,6 +192,7 @@ Happening = (
     | SignatureSeen
     | LogSampled
     | Diagnosed
+    | Considered
     | StopRequested
     | Tick
 )
@@ -177,16 +209,56 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    """Choose a checkpoint, read the host, plan: answered by `Prepared` or `NotPrepared`.
+class Means:
+    """With what an attempt is made: a rung, and what was learned about the GPUs and the batch.
 
-    `checkpoint_step` is the newest step known to be saved: above 0, none left is a loss.
+    `excluded_gpus` must not be used; `suspect_gpus` only where there is no other choice.
     """
 
     rung_index: int
     micro_samples: int | None
+    excluded_gpus: tuple[str, ...] = ()
+    suspect_gpus: tuple[str, ...] = ()
+    defragment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Choose a checkpoint, look for room, plan: answered by Prepared, NoRoom or NotPrepared.
+
+    `checkpoint_step` is the newest step known to be saved: above 0, none left is a loss.
+    `need_mib` is wanted on the disk at least. `stranger` must have left its GPU. Not `patient`:
+    GPU memory has been waited for long enough, and is waited for only on the `lowest_rung`, while
+    the stranger is seen to be there.
+    """
+
+    means: Means
     attempt: int
     checkpoint_step: int
+    lowest_rung: bool = False
+    need_mib: int = 0
+    stranger: Stranger | None = None
+    patient: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Consider:
+    """Look whether a higher rung could be planned now: answered by `Considered`.
+
+    `means` are those of the higher rung, `present_index` is the rung that trains.
+    """
+
+    promote: Promote
+    means: Means
+    present_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try the GPUs of a higher rung together: `Launched` or `NotLaunched`, later `TreeGone`."""
+
+    means: Means
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +309,17 @@ class Gather:
 
 
 Action = (
-    Append | Prepare | Quarantine | QuarantineStep | Launch | Recover | Terminate | Clear | Gather
+    Append
+    | Prepare
+    | Consider
+    | Probe
+    | Quarantine
+    | QuarantineStep
+    | Launch
+    | Recover
+    | Terminate
+    | Clear
+    | Gather
 )
 
 
@@ -246,10 +328,13 @@ class Context:
     """What a step may know of the world. `now_s` is Unix time, `chance` one draw in [0, 1).
 
     `micro_samples` is the configured micro-batch, None where nobody said a batch.
+    `counts_from_scratch`: the worker is known to begin at step 0 when nothing is resumed.
     """
 
     rungs: tuple[Rung, ...]
     policy: Policy
+    promoting: Promoting
     micro_samples: int | None
+    counts_from_scratch: bool
     now_s: float
     chance: float

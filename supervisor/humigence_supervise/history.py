@@ -102,7 +102,7 @@ def _after(story: AttemptStory, entry: Entry) -> AttemptStory:
             return replace(story, cleared_s=at_s)
         case Event.DIAGNOSIS_MADE:
             return replace(story, diagnosis=record)
-        case Event.DECISION_MADE:
+        case Event.DECISION_MADE if story.decision is None:
             return replace(story, decision=record, decided_s=at_s)
         case Event.RUNG_CHANGED:
             return replace(story, rung_change=record.message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from humigence_supervise.allocator import defragmented
 from humigence_supervise.batching import PlanError, batch_of_rung
 from humigence_supervise.command import LOOPBACK, command_line, worker_arguments
 from humigence_supervise.config_models import RungSettings, Settings
@@ -117,7 +118,9 @@ def plan(
     port: int,
     inherited: Mapping[str, str],
     micro_samples: int | None = None,
-    excluded_gpus: frozenset[str] = frozenset(),
+    excluded_gpus: tuple[str, ...] = (),
+    suspect_gpus: tuple[str, ...] = (),
+    defragment: bool = False,
     run_virtual_ranks: int | None = None,
     run_accelerator: Accelerator | None = None,
     debug: bool = False,
@@ -125,16 +128,22 @@ def plan(
     """Return the complete plan of one attempt on the rung with this index.
 
     `port` is a free TCP port, fresh for this attempt. `micro_samples` replaces the configured
-    micro-batch. `inherited` is the environment the attempt will inherit. `run_virtual_ranks`
-    and `run_accelerator` are what the run began with: a GPU that is lost later must change
-    neither the sums nor the device type. None: as this host says, for a run that begins.
+    micro-batch. `excluded_gpus` are not used, `suspect_gpus` only without another choice.
+    `defragment`: the allocator may join free pieces of GPU memory. `inherited` is the environment
+    the attempt will inherit. `run_virtual_ranks` and `run_accelerator` are what the run began
+    with: a GPU that is lost later must change neither the sums nor the device type. None: as this
+    host says, for a run that begins.
 
     Raises:
         PlanError: too few GPUs, or a batch that cannot be split; says what would do.
     """
     rung = rungs(settings)[rung_index]
     accelerator = run_accelerator or resolve_accelerator(settings, host)[0]
-    gpus = () if accelerator is Accelerator.CPU else select_gpus(rung, host, excluded_gpus)
+    gpus = (
+        ()
+        if accelerator is Accelerator.CPU
+        else select_gpus(rung, host, excluded_gpus, suspect_gpus)
+    )
     ranks = world_size(rung, host, accelerator) if accelerator is Accelerator.CPU else len(gpus)
     virtual = run_virtual_ranks or virtual_ranks(settings, host)
     batch = batch_of_rung(settings, rung.name, ranks, virtual, micro_samples)
@@ -150,6 +159,8 @@ def plan(
         rung_env=dict(rung.env),
         debug=debug,
     )
+    if defragment:
+        hardening = defragmented(hardening, inherited, host.torch_version)
     own = (
         (ENV_RUN_DIR, str(paths.run_dir), "where everything of the run is"),
         (ENV_RUN_ID, paths.id, "the same in all attempts"),

@@ -15,11 +15,13 @@ from humigence_supervise.happenings import (
     Append,
     Begin,
     Clear,
+    Consider,
     Context,
     Gather,
     Happening,
     Launch,
     Prepare,
+    Probe,
     Quarantine,
     QuarantineStep,
     Recover,
@@ -28,9 +30,9 @@ from humigence_supervise.happenings import (
 )
 from humigence_supervise.machine import step
 from humigence_supervise.records import Entry, Event, Json, Record
-from humigence_supervise.run import Run, policy_of
+from humigence_supervise.run import Run, counts_from_scratch, policy_of, promoting_of
 from humigence_supervise.seams import Hands, JournalWriter, Outside
-from humigence_supervise.state import Ended, State, Waiting, WaitingForSpace
+from humigence_supervise.state import Ended, State, Waiting, WaitingForRoom, Want
 from humigence_supervise.systemd import Notifier
 
 TICK_S = 0.5
@@ -38,6 +40,9 @@ TICK_S = 0.5
 
 SPACE_TICK_S = 1.0
 """How often a full disk is looked at."""
+
+MEMORY_TICK_S = 5.0
+"""How often the memory of GPUs is looked at: the driver takes a while to answer."""
 
 NEWS = frozenset(
     (
@@ -73,16 +78,19 @@ class Loop:
         self._notifier = notifier
         self._tell = tell
         self._policy = policy_of(run.settings)
+        self._promoting = promoting_of(run.settings)
         self._queue: deque[Happening] = deque()
 
-    def until_ended(self, facts: dict[str, Json]) -> int:
+    def until_ended(self, facts: dict[str, Json], readmit: tuple[str, ...] = ()) -> int:
         """Supervise until the run has ended; return the exit code of `start`.
+
+        `facts` and `readmit`: see `Begin`.
 
         Raises:
             OSError: the journal cannot be written; a living attempt goes on under its keeper.
         """
         self._notifier.ready(self._summary())
-        self._happen(Begin(facts))
+        self._happen(Begin(facts, readmit))
         while not isinstance(self._state.phase, Ended):
             for stop in self._outside.wait(self._hands.descriptors(), self._timeout_s()):
                 self._happen(stop)
@@ -99,16 +107,15 @@ class Loop:
         match self._state.phase:
             case Waiting(until_s=until_s):
                 return max(0.0, min(longest_s, until_s - self._outside.now_s()))
-            case WaitingForSpace():
-                return min(longest_s, SPACE_TICK_S)
+            case WaitingForRoom(want=want):
+                return min(longest_s, SPACE_TICK_S if want is Want.DISK else MEMORY_TICK_S)
             case _:
                 return min(longest_s, TICK_S)
 
     def _observe(self) -> Iterator[Happening]:
         """Yield what the waiting brought: the attempt's news, its end, the passing of time."""
         yield from self._hands.observe(self._state.attempt)
-        for_space = isinstance(self._state.phase, WaitingForSpace)
-        yield Tick(self._hands.free_mib() if for_space else None)
+        yield Tick()
 
     # --- happening ------------------------------------------------------------------------------
 
@@ -165,6 +172,10 @@ class Loop:
             case Prepare():
                 self._journal.reserve()
                 return hands.prepare(action)
+            case Consider():
+                return hands.consider(action)
+            case Probe():
+                return hands.probe(action)
             case Launch():
                 return hands.launch(action.plan)
             case Recover():
@@ -189,7 +200,9 @@ class Loop:
         return Context(
             rungs=self._run.rungs,
             policy=self._policy,
+            promoting=self._promoting,
             micro_samples=self._run.micro_samples,
+            counts_from_scratch=counts_from_scratch(self._run.settings),
             now_s=self._outside.now_s(),
             chance=self._outside.chance(),
         )

@@ -7,27 +7,28 @@ one before it stood. An event that a phase does not name changes nothing there.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
-from humigence_supervise import contract, entries, policy
-from humigence_supervise.domain import (
-    Complete,
-    Incident,
-    Kind,
-    Retry,
-    ShrinkMicroBatch,
-    StepDown,
-    StepUp,
-    Stop,
-    UseOlderCheckpoint,
-    WaitForSpace,
+from humigence_supervise import entries
+from humigence_supervise.aftermath import (
+    Actions,
+    judge,
+    left_on_purpose,
+    means_of,
+    no_attempt,
+    prepare,
+    probed,
 )
+from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import (
     Action,
     Append,
     Begin,
     CheckpointSeen,
     Clear,
+    Consider,
+    Considered,
     Context,
     Diagnosed,
     Gather,
@@ -35,13 +36,12 @@ from humigence_supervise.happenings import (
     Launch,
     Launched,
     LogSampled,
+    NoRoom,
     NotLaunched,
     NotPrepared,
-    Prepare,
     Prepared,
     ProgressMade,
     Quarantine,
-    QuarantineStep,
     RankDied,
     Recover,
     SignatureSeen,
@@ -50,27 +50,29 @@ from humigence_supervise.happenings import (
     Tick,
     TreeGone,
 )
-from humigence_supervise.records import Event, Record
+from humigence_supervise.records import Event
+from humigence_supervise.resume_echo import resumed_wrongly
 from humigence_supervise.state import (
     Clearing,
     Diagnosing,
     Ended,
     Launching,
+    Probing,
     Ready,
     Running,
     State,
     Waiting,
-    WaitingForSpace,
+    WaitingForRoom,
+    Want,
     fold,
 )
+from humigence_supervise.way_up import growth_due, promotion_due
 
 PROGRESS_EVERY_S = 10.0
 """Thinning of `attempt.progress`; the progress files hold every step."""
 
 CLOCK_SLACK_S = 1.0
 """By how much a wait may seem too long before the clock is taken to have been set back."""
-
-Actions = tuple[Action, ...]
 
 
 def step(state: State, event: Happening, context: Context) -> tuple[State, Actions]:
@@ -88,8 +90,10 @@ def step(state: State, event: Happening, context: Context) -> tuple[State, Actio
             actions = _diagnosing(state, event, context)
         case Waiting():
             actions = _waiting(state, state.phase, event, context)
-        case WaitingForSpace():
-            actions = _waiting_for_space(state, state.phase, event, context)
+        case WaitingForRoom():
+            actions = _waiting_for_room(state, state.phase, event, context)
+        case Probing():
+            actions = _probing(state, state.phase, event, context)
         case Ended():
             actions = _ended(state, event, context)
         case _:
@@ -104,23 +108,22 @@ def step(state: State, event: Happening, context: Context) -> tuple[State, Actio
 def _ready(state: State, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
-            if state.run_id and state.stop is not None:
-                return (Append(entries.adopted(state)), Append(entries.stopped(state.stop)))
-            if state.run_id:
-                return (Append(entries.adopted(state)), _prepare(state, context))
-            return (Append(entries.run_started(event.facts)), _prepare(state, context))
+            if not state.run_id:
+                return (Append(entries.run_started(event.facts)), prepare(state, context))
+            taken, state = _taken_over(state, event)
+            if state.stop is not None:
+                return (*taken, Append(entries.stopped(state.stop)))
+            return (*taken, prepare(state, context))
         case Prepared():
             return _planned(event)
+        case NoRoom():
+            return (
+                Append(
+                    entries.waits_for_room(state, context, event, None, _patience(event, context))
+                ),
+            )
         case NotPrepared():
-            if event.need_mib is not None:
-                return (
-                    Append(
-                        entries.waits_for_space(
-                            state, context, event.reason, event.need_mib, event.free_mib
-                        )
-                    ),
-                )
-            return (Append(entries.not_prepared(event)),)
+            return no_attempt(state, event, context)
         case StopRequested():
             return (Append(entries.stopped(event.exit_code)),)
         case _:
@@ -130,7 +133,7 @@ def _ready(state: State, event: Happening, context: Context) -> Actions:
 def _launching(state: State, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
-            return (Append(entries.adopted(state)), Recover(state.attempt))
+            return (*_taken_over(state, event)[0], Recover(state.attempt))
         case Launched():
             started = Append(entries.started(state, context, event))
             return (started,) if state.stop is None else (started, Terminate())
@@ -155,18 +158,25 @@ def _launching(state: State, event: Happening, context: Context) -> Actions:
 def _running(state: State, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
-            return (Append(entries.adopted(state)), Recover(state.attempt))
+            return (*_taken_over(state, event)[0], Recover(state.attempt))
         case Launched():
             started = Append(entries.started(state, context, event))
             return (started,) if state.stop is None else (started, Terminate())
         case ProgressMade():
+            strict = state.resumed or context.counts_from_scratch
+            if strict and (how := resumed_wrongly(state.first_step, event.began)):
+                wrong = entries.resumed_wrongly(state, context, how, event.began)
+                over = entries.exited(state, context, "It resumed at the wrong step: ended.")
+                return (Append(wrong), Append(over), Clear())
             if context.now_s - state.progress_at_s < PROGRESS_EVERY_S:
                 return ()
             return (Append(entries.progressed(state, context, event.progress)),)
         case CheckpointSeen():
             if event.checkpoint.step <= state.checkpoint_step:
                 return ()
-            return (Append(entries.committed(state, context, event.checkpoint)),)
+            return _committed(state, event, context)
+        case Considered():
+            return _considered(state, event, context)
         case SignatureSeen():
             return (Append(entries.matched(state, context, event)),)
         case LogSampled():
@@ -188,7 +198,7 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
 def _clearing(state: State, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
-            return (Append(entries.adopted(state)), Recover(state.attempt))
+            return (*_taken_over(state, event)[0], Recover(state.attempt))
         case Launched():
             return (Clear(),)
         case TreeGone():
@@ -207,14 +217,16 @@ def _clearing(state: State, event: Happening, context: Context) -> Actions:
 def _diagnosing(state: State, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
-            return (Append(entries.adopted(state)), Gather(state.attempt))
+            return (*_taken_over(state, event)[0], Gather(state.attempt))
         case StopRequested():
             return (Append(entries.stopping(state, context, event)),)
         case Diagnosed():
             made = Append(entries.diagnosed(state, context, event))
             if state.stop is not None and event.diagnosis.kind is not Kind.HEALTHY:
                 return (made, Append(entries.stopped(state.stop)))
-            return (made, *_go_on(state, event, context))
+            if state.leaving is not None and event.diagnosis.kind is Kind.PREEMPTED:
+                return (made, *left_on_purpose(state, state.leaving, context))
+            return (made, *judge(state, event, context))
         case _:
             return ()
 
@@ -222,15 +234,13 @@ def _diagnosing(state: State, event: Happening, context: Context) -> Actions:
 def _waiting(state: State, phase: Waiting, event: Happening, context: Context) -> Actions:
     match event:
         case Begin():
-            return (Append(entries.adopted(state)),)
+            return _taken_over(state, event)[0]
         case Tick():
-            remaining_s = phase.until_s - context.now_s
-            clock_went_back = remaining_s > phase.delay_s + CLOCK_SLACK_S
-            if remaining_s > 0 and not clock_went_back:
+            if not _is_over(phase.until_s, phase.delay_s, context):
                 return ()
             return (
                 Append(entries.wait_over(state, context, "The wait is over.")),
-                _prepare(state, context),
+                prepare(state, context),
             )
         case StopRequested():
             return (Append(entries.stopped(event.exit_code)),)
@@ -238,17 +248,45 @@ def _waiting(state: State, phase: Waiting, event: Happening, context: Context) -
             return ()
 
 
-def _waiting_for_space(
-    state: State, phase: WaitingForSpace, event: Happening, context: Context
+def _waiting_for_room(
+    state: State, phase: WaitingForRoom, event: Happening, context: Context
 ) -> Actions:
+    """Look again at every tick; the journal tells only of what is new."""
     match event:
         case Begin():
-            return (Append(entries.adopted(state)),)
-        case Tick(free_mib=int(free_mib)) if free_mib >= phase.need_mib:
-            message = f"There is room again: {free_mib} MiB free, {phase.need_mib} MiB needed."
-            return (Append(entries.wait_over(state, context, message)), _prepare(state, context))
+            return _taken_over(state, event)[0]
+        case Tick():
+            return (prepare(state, context, phase),)
+        case NoRoom():
+            if event.want is phase.want:
+                return ()
+            until_s = _patience(event, context)
+            return (Append(entries.waits_for_room(state, context, event, None, until_s)),)
+        case Prepared():
+            over = entries.wait_over(state, context, "What was waited for is there.")
+            return (Append(over), *_planned(event))
+        case NotPrepared():
+            over = entries.wait_over(state, context, "There is room, but no attempt can be made.")
+            return (Append(over), *no_attempt(fold((over,), state), event, context))
         case StopRequested():
             return (Append(entries.stopped(event.exit_code)),)
+        case _:
+            return ()
+
+
+def _probing(state: State, phase: Probing, event: Happening, context: Context) -> Actions:
+    match event:
+        case Begin():
+            return (*_taken_over(state, event)[0], Recover(state.attempt))
+        case TreeGone():
+            passed = event.facts.get("launcher_code") == 0
+            return probed(state, phase.rung_index, context, why="" if passed else event.how)
+        case NotLaunched():
+            return probed(state, phase.rung_index, context, why=event.reason)
+        case Tick() if _is_over(phase.until_s, phase.limit_s, context):
+            return (Clear(),)
+        case StopRequested():
+            return (Append(entries.stopping(state, context, event)), Clear())
         case _:
             return ()
 
@@ -260,16 +298,74 @@ def _ended(state: State, event: Happening, context: Context) -> Actions:
             keeps_rung = state.phase.event is Event.RUN_STOPPED
             rung_index = min(state.rung_index, len(context.rungs) - 1) if keeps_rung else 0
             micro = state.micro_samples if keeps_rung else None
-            resumed = entries.resumed(state.phase.event, rung_index, micro)
-            return (
-                Append(resumed),
-                Prepare(rung_index, micro, state.attempt + 1, state.checkpoint_step),
-            )
+            resumed = entries.resumed(context, state.phase.event, rung_index, micro)
+            again = _readmitted(state, event)
+            after = fold((resumed, *(action.record for action in again)), state)
+            return (Append(resumed), *again, prepare(after, context))
         case _:
             return ()
 
 
 # --- what the phases do ------------------------------------------------------------------------
+
+
+def _taken_over(state: State, event: Begin) -> tuple[tuple[Append, ...], State]:
+    """Return what is journaled when another supervisor's run is taken over, and the state then."""
+    appended = (Append(entries.adopted(state)), *_readmitted(state, event))
+    return appended, fold((action.record for action in appended), state)
+
+
+def _readmitted(state: State, event: Begin) -> tuple[Append, ...]:
+    allowed = tuple(g for g in state.excluded_gpus if g in event.readmit or "all" in event.readmit)
+    if not allowed:
+        return ()
+    still = tuple(gpu for gpu in state.excluded_gpus if gpu not in allowed)
+    return (Append(entries.readmitted(allowed, still)),)
+
+
+def _is_over(until_s: float, length_s: float, context: Context) -> bool:
+    """Say whether a time has come, also on a clock that was set back meanwhile."""
+    remaining_s = until_s - context.now_s
+    return remaining_s <= 0 or remaining_s > length_s + CLOCK_SLACK_S
+
+
+def _patience(room: NoRoom, context: Context) -> float | None:
+    """Return until when GPU memory is waited for; space on the disk is waited for without end."""
+    if room.want is Want.DISK:
+        return None
+    return context.now_s + context.policy.backoff.max_s
+
+
+def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions:
+    """A checkpoint is there: the moment at which a better way of running costs nothing."""
+    committed = entries.committed(state, context, event.checkpoint)
+    after = fold((committed,), state)
+    if after.stop is not None or after.leaving is not None:
+        return (Append(committed),)
+    promote = promotion_due(after, context.rungs, context.promoting, context.now_s)
+    if promote is not None:
+        present = means_of(after, context)
+        higher = replace(present, rung_index=promote.rung_index, suspect_gpus=())
+        return (Append(committed), Consider(promote, higher, present.rung_index))
+    larger = growth_due(after, context.policy, context.micro_samples)
+    if larger is None:
+        return (Append(committed),)
+    reason = f"{after.quiet_checkpoints} checkpoints without a failure."
+    leaving = entries.leaves(after, context, reason, micro_samples=larger)
+    return (Append(committed), Append(leaving), Terminate())
+
+
+def _considered(state: State, event: Considered, context: Context) -> Actions:
+    if state.stop is not None or state.leaving is not None:
+        return ()
+    promote = event.promote
+    if event.hindrance:
+        tried = entries.promotion_tried(
+            state, context, promote.rung_index, passed=False, why=event.hindrance
+        )
+        return (Append(tried),)
+    leaving = entries.leaves(state, context, promote.reason, rung_index=promote.rung_index)
+    return (Append(leaving), Terminate())
 
 
 def _planned(event: Prepared) -> Actions:
@@ -281,72 +377,6 @@ def _planned(event: Prepared) -> Actions:
     return (*actions, Append(entries.planned(event.plan)), Launch(event.plan))
 
 
-def _go_on(state: State, event: Diagnosed, context: Context) -> Actions:
-    """Return the decision about an ended attempt and what carries it out."""
-    incident = Incident(
-        attempt=state.attempt,
-        rung_index=state.rung_index,
-        kind=event.diagnosis.kind,
-        fingerprint=event.diagnosis.fingerprint,
-        at_s=context.now_s,
-        first_step=state.first_step,
-        last_step=event.last_step,
-        checkpoint_step=event.checkpoint_step,
-    )
-    micro = context.micro_samples if state.micro_samples is None else state.micro_samples
-    standing = policy.Standing(
-        incidents=(*state.incidents, incident),
-        rung_count=len(context.rungs),
-        micro_samples=micro,
-        need_mib=event.need_mib,
-        now_s=context.now_s,
-        chance=context.chance,
-    )
-    decision = policy.decide(context.policy, standing, event.diagnosis)
-    record = entries.decided(state, context, incident, decision)
-    made, after = Append(record), fold((record,), state)
-    match decision:
-        case Complete():
-            return (made, Append(entries.completed(event)))
-        case Stop():
-            return (made, Append(_given_up(decision, event.diagnosis.kind)))
-        case WaitForSpace():
-            return (
-                made,
-                Append(
-                    entries.waits_for_space(
-                        after, context, decision.reason, decision.need_mib, event.free_mib
-                    )
-                ),
-            )
-        case UseOlderCheckpoint():
-            aside = QuarantineStep(decision.bad_step, event.diagnosis.reason)
-            return (made, aside, _prepare(after, context))
-        case StepDown() | StepUp():
-            changed = entries.rung_changed(state, after, context, event.diagnosis.kind)
-            return (made, Append(changed), _prepare(after, context))
-        case ShrinkMicroBatch():
-            return (made, _prepare(after, context))
-        case Retry():
-            return (made, *_begin_after(decision.delay_s, after, context))
-        case _:
-            assert_never(decision)
-
-
-def _begin_after(delay_s: float, state: State, context: Context) -> Actions:
-    if delay_s <= 0:
-        return (_prepare(state, context),)
-    return (Append(entries.waits(state, context, delay_s)),)
-
-
-def _given_up(decision: Stop, kind: Kind) -> Record:
-    if kind is Kind.CONFIG_ERROR:
-        return entries.ended(Event.RUN_FAILED, contract.EXIT_CONFIG, decision.reason)
-    if decision.hopeless:
-        return entries.ended(Event.RUN_FAILED, contract.EXIT_HOPELESS, decision.reason)
-    return entries.ended(Event.RUN_GAVE_UP, contract.EXIT_GAVE_UP, decision.reason)
-
-
 def _gone(state: State, event: TreeGone, context: Context) -> Actions:
     """The attempt ended by itself: its exit and the cleared tree become known together."""
     return (
@@ -354,9 +384,3 @@ def _gone(state: State, event: TreeGone, context: Context) -> Actions:
         Append(entries.cleared(state, context, event.took_s, event.facts)),
         Gather(state.attempt),
     )
-
-
-def _prepare(state: State, context: Context) -> Prepare:
-    # The ladder may have become shorter since the journal was written.
-    rung_index = min(state.rung_index, len(context.rungs) - 1)
-    return Prepare(rung_index, state.micro_samples, state.attempt + 1, state.checkpoint_step)

@@ -7,9 +7,9 @@ stranger on the card, from all ranks on one GPU, from fragmentation, and from a 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import Enum
 from typing import Final
+
+from humigence_supervise.domain import Holder, OomReading
 
 _MIB_OF_UNIT: Final = {
     "B": 1 / (1 << 20),
@@ -35,26 +35,6 @@ _SHARE_UNEXPLAINED: Final = 0.5
 _FRAGMENTS: Final = 0.2
 _CARDS: Final = 8
 """A request larger than so many cards is a broken size, not a batch that is too large."""
-
-
-class Holder(Enum):
-    """Why an allocation did not fit."""
-
-    WORKLOAD = "workload"
-    STRANGER = "stranger"
-    SIBLING_RANK = "sibling rank"
-    FRAGMENTATION = "fragmentation"
-    ALLOCATOR = "allocator"
-    NO_CARD = "no card"
-
-
-@dataclass(frozen=True, slots=True)
-class OomReading:
-    """Who holds the memory. `pid` and `held_mib` name another process where one does."""
-
-    holder: Holder
-    pid: int | None = None
-    held_mib: float | None = None
 
 
 def read_oom(text: str, own_pids: frozenset[int]) -> OomReading:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from humigence_supervise import contract
+from humigence_supervise.budgets import Backoff, Policy
 from humigence_supervise.config import Settings
 from humigence_supervise.domain import Accelerator, Rung, RunPaths
-from humigence_supervise.policy import Backoff, Policy
+from humigence_supervise.presets import Preset
+from humigence_supervise.way_up import Promoting
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +49,19 @@ def policy_of(settings: Settings) -> Policy:
             chosen.backoff.factor,
             chosen.backoff.jitter,
         ),
+        grow_after_checkpoints=chosen.grow_after_checkpoints,
     )
+
+
+def promoting_of(settings: Settings) -> Promoting:
+    """Return the promote section as the value that `way_up` takes."""
+    chosen = settings.promote
+    return Promoting(chosen.enabled, chosen.after_s, chosen.max_promotions)
+
+
+def counts_from_scratch(settings: Settings) -> bool:
+    """Say whether the worker is known to begin at step 0 when it is given no checkpoint.
+
+    The reference worker is; a foreign one may find its own.
+    """
+    return settings.worker.preset is Preset.HUMIGENCE

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from humigence_supervise.domain import LaunchPlan
-from humigence_supervise.happenings import Happening, Prepare, StopRequested
+from humigence_supervise.happenings import Consider, Happening, Prepare, Probe, StopRequested
 from humigence_supervise.records import Entry, Record
 from humigence_supervise.state import State
 
@@ -29,6 +29,14 @@ class Hands(Protocol):
 
     def quarantine_step(self, step: int, reason: str) -> None:
         """Put the checkpoint of a step aside."""
+        ...
+
+    def consider(self, wanted: Consider) -> Happening:
+        """Look whether a higher rung could be planned now."""
+        ...
+
+    def probe(self, wanted: Probe) -> Happening:
+        """Start the probe of a higher rung."""
         ...
 
     def launch(self, plan: LaunchPlan) -> Happening:
@@ -49,10 +57,6 @@ class Hands(Protocol):
 
     def gather(self, state: State) -> Happening:
         """Read the evidence of the ended attempt and diagnose it."""
-        ...
-
-    def free_mib(self) -> int | None:
-        """Return the room where checkpoints go, None when it cannot be asked."""
         ...
 
     def descriptors(self) -> tuple[int, ...]:

@@ -1,14 +1,17 @@
 """What is known of a run: a phase and a memory, both the fold of its journal. Pure.
 
-Ready -> Launching -> Running -> Clearing -> Diagnosing -> Ready | Waiting | Ended
+Ready -> Launching -> Running -> Clearing -> Diagnosing -> Ready | Waiting | Probing | Ended
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from humigence_supervise.domain import Incident, Kind
+from humigence_supervise.decisions import Incident, Stranger
+from humigence_supervise.domain import Holder, Kind
+from humigence_supervise.facts import FactError, Facts
 from humigence_supervise.records import Event, Record
 
 
@@ -45,11 +48,37 @@ class Waiting:
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingForSpace:
-    """Nothing is alive and nothing is started before `need_mib` are free."""
+class Want(StrEnum):
+    """What an attempt cannot be started without."""
 
-    need_mib: int
+    DISK = "disk"
+    GPU_MEMORY = "gpu_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingForRoom:
+    """Nothing is alive and nothing is started before there is room: on the disk, or on a GPU.
+
+    `need_mib` is wanted on the disk. `stranger` holds the GPU memory, where a text named one.
+    After `until_s` (Unix time; None: never) GPU memory is not waited for any longer.
+    """
+
+    want: Want
+    need_mib: int = 0
+    stranger: Stranger | None = None
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """Nothing trains; whether the GPUs of a higher rung work together is being tried.
+
+    The probe is ended at `until_s` (Unix time), `limit_s` after its start.
+    """
+
+    rung_index: int
+    until_s: float
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +89,26 @@ class Ended:
     exit_code: int
 
 
-Phase = Ready | Launching | Running | Clearing | Diagnosing | Waiting | WaitingForSpace | Ended
+Phase = (
+    Ready | Launching | Running | Clearing | Diagnosing | Waiting | WaitingForRoom | Probing | Ended
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Why a healthy attempt is ended: for a higher rung, or for larger micro-batches there."""
+
+    rung_index: int | None = None
+    micro_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """One try to go back up to a rung; `passed` says what its probe found."""
+
+    rung_index: int
+    at_s: float
+    passed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +116,13 @@ class State:
     """A phase and the memory of the run.
 
     `attempt` is the number of the latest attempt, 0 before the first; `first_step` the step it
-    resumed at. `checkpoint_step` is the newest checkpoint known to be committed. `micro_samples`
-    is a reduced micro-batch, None for the configured one. `stop` is the exit code a requested
-    stop ends with, None when none was requested.
+    resumed at, `resumed` whether from a checkpoint. `checkpoint_step` is the newest checkpoint
+    known to be committed. `micro_samples` is a reduced micro-batch, None for the configured one;
+    `larger_micro` what it was before it was last reduced, `grown` whether that was tried again
+    since. `stop` is the exit code a requested stop ends with, None when none was requested.
+    `quiet_checkpoints` were committed since the last incident; `unprepared` counts the times in
+    a row that no attempt could be prepared. `excluded_gpus` must not be used, whatever they are
+    called: UUID, index or PCI bus id. `resumed_at_s` is when an operator last started it again.
     """
 
     phase: Phase = field(default_factory=Ready)
@@ -78,11 +130,21 @@ class State:
     attempt: int = 0
     rung_index: int = 0
     first_step: int = 0
+    resumed: bool = False
     checkpoint_step: int = 0
     micro_samples: int | None = None
+    larger_micro: int | None = None
+    grown: bool = False
+    defragment: bool = False
     stop: int | None = None
+    leaving: Leaving | None = None
+    resumed_at_s: float | None = None
     progress_at_s: float = 0.0
+    quiet_checkpoints: int = 0
+    unprepared: int = 0
+    excluded_gpus: tuple[str, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    promotions: tuple[Promotion, ...] = ()
 
 
 class StateError(ValueError):
@@ -103,59 +165,127 @@ def apply(state: State, record: Record) -> State:
     Raises:
         StateError: a fact the fold needs is missing or of the wrong type.
     """
-    facts = _Facts(record)
+    try:
+        return _apply(state, record, Facts(record))
+    except FactError as error:
+        raise StateError(str(error)) from error
+
+
+def _apply(state: State, record: Record, facts: Facts) -> State:
     match record.event:
         case Event.RUN_STARTED:
             return replace(state, phase=Ready(), run_id=facts.text("run_id"))
         case Event.RUN_RESUMED:
-            return replace(
-                state,
-                phase=Ready(),
-                stop=None,
-                incidents=(),
-                rung_index=facts.integer("rung_index"),
-                micro_samples=facts.optional_integer("micro_samples"),
-            )
+            return _resumed(state, facts)
+        case Event.GPU_READMITTED:
+            return replace(state, excluded_gpus=facts.texts("excluded_gpus") or ())
         case Event.RUN_STOPPING:
             return replace(state, stop=facts.integer("exit_code"))
+        case Event.DECISION_MADE:
+            return _decided(state, facts)
+        case Event.BACKOFF_STARTED:
+            return _waits(state, facts)
+        case Event.BACKOFF_ENDED:
+            return replace(state, phase=Ready())
+        case Event.PROMOTION_STARTED:
+            index, until_s = facts.integer("rung_index"), facts.number("until_s")
+            phase = Probing(index, until_s, facts.number("limit_s"))
+            return replace(state, phase=phase, attempt=facts.attempt(), leaving=None)
+        case Event.PROMOTION_TRIED:
+            return _tried(state, facts)
+        case Event.RUN_COMPLETED | Event.RUN_STOPPED | Event.RUN_GAVE_UP | Event.RUN_FAILED:
+            return replace(state, phase=Ended(record.event, facts.integer("exit_code")))
+        case _:
+            return _attempted(state, record, facts)
+
+
+def _attempted(state: State, record: Record, facts: Facts) -> State:
+    """Return the state after a record about the attempt that is under way."""
+    match record.event:
         case Event.ATTEMPT_PLANNED:
-            step = facts.integer("resume_step")
-            return replace(
-                state,
-                phase=Launching(),
-                attempt=facts.attempt(),
-                first_step=step,
-                progress_at_s=0.0,
-                checkpoint_step=step,
-            )
+            return _planned(state, facts)
         case Event.ATTEMPT_STARTED | Event.ATTEMPT_ADOPTED:
             return replace(state, phase=Running())
         case Event.ATTEMPT_PROGRESS:
             return replace(state, progress_at_s=facts.number("at_s"))
         case Event.CHECKPOINT_COMMITTED:
-            return replace(state, checkpoint_step=facts.integer("step"))
+            quiet = state.quiet_checkpoints + 1
+            return replace(state, checkpoint_step=facts.integer("step"), quiet_checkpoints=quiet)
+        case Event.ATTEMPT_LEAVING:
+            higher = facts.optional_integer("to_rung_index")
+            leaving = Leaving(higher, facts.optional_integer("to_micro_samples"))
+            return replace(state, leaving=leaving)
         case Event.ATTEMPT_EXITED:
             return replace(state, phase=Clearing())
         case Event.TREE_CLEARED:
             return replace(state, phase=Diagnosing())
-        case Event.DECISION_MADE:
-            return _decided(state, facts)
-        case Event.BACKOFF_STARTED:
-            need_mib = facts.optional_integer("need_mib")
-            if need_mib is not None:
-                return replace(state, phase=WaitingForSpace(need_mib))
-            return replace(state, phase=Waiting(facts.number("until_s"), facts.number("delay_s")))
-        case Event.BACKOFF_ENDED:
-            return replace(state, phase=Ready())
-        case Event.RUN_COMPLETED | Event.RUN_STOPPED | Event.RUN_GAVE_UP | Event.RUN_FAILED:
-            return replace(state, phase=Ended(record.event, facts.integer("exit_code")))
         case _:
             return state
 
 
-def _decided(state: State, facts: _Facts) -> State:
-    incident = Incident(
+def _tried(state: State, facts: Facts) -> State:
+    tried = Promotion(facts.integer("rung_index"), facts.number("at_s"), facts.boolean("passed"))
+    phase = Ready() if isinstance(state.phase, Probing) else state.phase
+    return replace(state, phase=phase, promotions=(*state.promotions, tried))
+
+
+def _resumed(state: State, facts: Facts) -> State:
+    """Begin the budgets anew; which GPUs are bad does not change by starting again."""
+    micro = facts.optional_integer("micro_samples")
+    return replace(
+        state,
+        phase=Ready(),
+        stop=None,
+        leaving=None,
+        incidents=(),
+        promotions=(),
+        unprepared=0,
+        quiet_checkpoints=0,
+        resumed_at_s=facts.optional_number("at_s"),
+        rung_index=facts.integer("rung_index"),
+        micro_samples=micro,
+        larger_micro=None if micro is None else state.larger_micro,
+        grown=micro is not None and state.grown,
+    )
+
+
+def _planned(state: State, facts: Facts) -> State:
+    step = facts.integer("resume_step")
+    return replace(
+        state,
+        phase=Launching(),
         attempt=facts.attempt(),
+        first_step=step,
+        resumed=facts.optional_text("resume_from") is not None,
+        progress_at_s=0.0,
+        checkpoint_step=step,
+        leaving=None,
+        unprepared=0,
+    )
+
+
+def _waits(state: State, facts: Facts) -> State:
+    unprepared = facts.optional_integer("unprepared") or 0
+    state = replace(state, unprepared=unprepared)
+    want = facts.optional_text("want")
+    need_mib = facts.optional_integer("need_mib")
+    if want is None and need_mib is None:
+        return replace(state, phase=Waiting(facts.number("until_s"), facts.number("delay_s")))
+    stranger = None
+    if want == Want.GPU_MEMORY:
+        gpu, pid = facts.optional_text("gpu"), facts.optional_integer("pid")
+        if gpu is not None or pid is not None:
+            stranger = Stranger(gpu or "", pid, facts.optional_integer("held_mib"))
+    room = WaitingForRoom(
+        Want(want or Want.DISK), need_mib or 0, stranger, facts.optional_number("until_s")
+    )
+    return replace(state, phase=room)
+
+
+def _decided(state: State, facts: Facts) -> State:
+    holder = facts.optional_text("holder")
+    incident = Incident(
+        attempt=state.attempt,
         rung_index=state.rung_index,
         kind=Kind(facts.text("kind")),
         fingerprint=facts.text("fingerprint"),
@@ -163,48 +293,23 @@ def _decided(state: State, facts: _Facts) -> State:
         first_step=facts.integer("first_step"),
         last_step=facts.integer("last_step"),
         checkpoint_step=facts.integer("checkpoint_step"),
+        gpu=facts.optional_text("gpu") or "",
+        holder=None if holder is None else Holder(holder),
     )
     failed = incident.kind is not Kind.HEALTHY
-    return replace(
+    before, micro = state.micro_samples, facts.optional_integer("micro_samples")
+    excluded = facts.texts("excluded_gpus")
+    state = replace(
         state,
         phase=Ready(),
+        leaving=None,
         rung_index=facts.integer("rung_index"),
-        micro_samples=facts.optional_integer("micro_samples"),
-        incidents=(*state.incidents, incident) if failed else state.incidents,
+        micro_samples=micro,
+        defragment=facts.optional_boolean("defragment") or state.defragment,
+        excluded_gpus=state.excluded_gpus if excluded is None else excluded,
     )
-
-
-class _Facts:
-    """Typed access to a record's facts."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    def attempt(self) -> int:
-        if self._record.attempt is None:
-            raise StateError(f"{self._record.event.value} has no attempt")
-        return self._record.attempt
-
-    def integer(self, key: str) -> int:
-        value = self._record.facts.get(key)
-        if not isinstance(value, int):
-            raise self._bad(key, "an integer")
-        return value
-
-    def optional_integer(self, key: str) -> int | None:
-        return None if self._record.facts.get(key) is None else self.integer(key)
-
-    def number(self, key: str) -> float:
-        value = self._record.facts.get(key)
-        if not isinstance(value, int | float):
-            raise self._bad(key, "a number")
-        return float(value)
-
-    def text(self, key: str) -> str:
-        value = self._record.facts.get(key)
-        if not isinstance(value, str):
-            raise self._bad(key, "a string")
-        return value
-
-    def _bad(self, key: str, wanted: str) -> StateError:
-        return StateError(f"{self._record.event.value}: the fact {key!r} is not {wanted}")
+    if failed:
+        state = replace(state, incidents=(*state.incidents, incident), quiet_checkpoints=0)
+    if micro != before and failed:
+        return replace(state, larger_micro=facts.optional_integer("larger_micro"))
+    return state if micro == before else replace(state, grown=True)

@@ -12,7 +12,7 @@ from humigence_supervise.journal import read_journal
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Entry, Event, Json, finite
 from humigence_supervise.run_lock import holder
-from humigence_supervise.state import Ended, State, Waiting, WaitingForSpace, fold
+from humigence_supervise.state import Ended, State, Waiting, WaitingForRoom, fold
 
 ENDED = {
     Event.RUN_COMPLETED: "completed",
@@ -146,7 +146,7 @@ def _state_word(state: State, *, supervised: bool, alive: bool) -> str:
         return "unsupervised" if alive else "stopped"
     if state.stop is not None:
         return "stopping"
-    return "waiting" if isinstance(state.phase, Waiting | WaitingForSpace) else "running"
+    return "waiting" if isinstance(state.phase, Waiting | WaitingForRoom) else "running"
 
 
 def _elapsed_s(entries: tuple[Entry, ...], now_s: float | None) -> float | None:
@@ -199,7 +199,7 @@ def _last_incident(entries: tuple[Entry, ...]) -> Document | None:
 
 
 def _waiting_for(entries: tuple[Entry, ...], state: State) -> str | None:
-    if not isinstance(state.phase, Waiting | WaitingForSpace):
+    if not isinstance(state.phase, Waiting | WaitingForRoom):
         return None
     waits = (e.record for e in reversed(entries) if e.record.event is Event.BACKOFF_STARTED)
     return next(waits).message

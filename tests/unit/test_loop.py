@@ -66,10 +66,6 @@ class Hands(Effects):
         )
         return Diagnosed(found, last_step=0, checkpoint_step=0, need_mib=1)
 
-    def free_mib(self) -> int | None:
-        """Nothing is known."""
-        return None
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from humigence_supervise.budgets import Policy
 from humigence_supervise.domain import (
+    Beginning,
     Checkpoint,
     Confidence,
     Diagnosis,
@@ -31,6 +33,8 @@ from humigence_supervise.happenings import (
     Begin,
     CheckpointSeen,
     Clear,
+    Consider,
+    Considered,
     Context,
     Diagnosed,
     Gather,
@@ -38,10 +42,13 @@ from humigence_supervise.happenings import (
     Launch,
     Launched,
     LogSampled,
+    Means,
+    NoRoom,
     NotLaunched,
     NotPrepared,
     Prepare,
     Prepared,
+    Probe,
     ProgressMade,
     Quarantine,
     QuarantineStep,
@@ -56,9 +63,9 @@ from humigence_supervise.happenings import (
 )
 from humigence_supervise.journal import decode, encode
 from humigence_supervise.machine import step
-from humigence_supervise.policy import Policy
 from humigence_supervise.records import Entry, Event, Record
-from humigence_supervise.state import Ended, Ready, State, fold
+from humigence_supervise.state import Ended, Probing, Ready, State, Want, fold
+from humigence_supervise.way_up import Promoting
 
 RUNGS = (Rung("multi_gpu", "all", Launcher.TORCHRUN), Rung("single_gpu", 1, Launcher.PYTHON))
 NOW_S = 1_000_000.0
@@ -70,7 +77,16 @@ KINDS = (
     Kind.DISK_FULL,
     Kind.CHECKPOINT_CORRUPT,
     Kind.UNKNOWN,
+    Kind.PREEMPTED,
+    Kind.GPU_FAULT,
 )
+ENDS = {
+    Event.ATTEMPT_EXITED,
+    Event.RUN_STOPPING,
+    Event.ATTEMPT_LEAVING,
+    Event.PROMOTION_STARTED,
+}
+"""What tells in the journal why an attempt is ended; a probe says it when it starts."""
 Stepper = Callable[[State, Happening, Context], tuple[State, tuple[Action, ...]]]
 
 
@@ -95,7 +111,15 @@ class BrokenError(AssertionError):
 
 def context() -> Context:
     """Return a ladder of two rungs and the default policy at a fixed time."""
-    return Context(RUNGS, Policy(), micro_samples=4, now_s=NOW_S, chance=0.5)
+    return Context(
+        RUNGS,
+        Policy(grow_after_checkpoints=1),
+        Promoting(after_s=0.0),
+        micro_samples=4,
+        counts_from_scratch=True,
+        now_s=NOW_S,
+        chance=0.5,
+    )
 
 
 def plan_for(wanted: Prepare, step_: int) -> LaunchPlan:
@@ -103,8 +127,8 @@ def plan_for(wanted: Prepare, step_: int) -> LaunchPlan:
     source = Checkpoint(Path(f"/c/step-{step_:08d}"), step_, step_ * 8) if step_ else None
     return LaunchPlan(
         attempt=wanted.attempt,
-        rung=RUNGS[wanted.rung_index].name,
-        rung_index=wanted.rung_index,
+        rung=RUNGS[wanted.means.rung_index].name,
+        rung_index=wanted.means.rung_index,
         launcher=Launcher.PYTHON,
         world_size=1,
         argv=("python",),
@@ -136,12 +160,19 @@ def answers(world: World) -> Iterator[Happening]:
             good = plan_for(wanted, state.checkpoint_step)
             yield Prepared(good)
             yield Prepared(good, (Refused(Path("/c/step-00000099"), "torn", damaged=True),))
-            yield NotPrepared("no room", need_mib=10)
-            yield NotPrepared("too few GPUs")
+            yield NoRoom(Want.DISK, "no room", need_mib=10)
+            yield NoRoom(Want.GPU_MEMORY, "somebody is there")
+            yield NotPrepared("wrong")
+            yield NotPrepared("too few GPUs", exit_code=75, lower_may_do=True)
             return
-        case Launch() as launched:
+        case Consider() as wanted:
+            yield Considered(wanted.promote)
+            yield Considered(wanted.promote, "too few GPUs")
+            yield TreeGone("gone", 0.0)
+            return
+        case Launch() | Probe():
             if world.alive:
-                yield Launched(ProcessId(1, 1), 1, launched.plan.resume_from)
+                yield Launched(ProcessId(1, 1), 1)
             else:
                 yield NotLaunched("no keeper")
             return
@@ -163,8 +194,10 @@ def answers(world: World) -> Iterator[Happening]:
     yield StopRequested(143)
     yield StopRequested(143, now=True)
     yield Tick()
-    yield Tick(free_mib=100)
-    if world.alive:
+    if world.alive and isinstance(state.phase, Probing):
+        yield TreeGone("gone", 0.0, {"launcher_code": 0})
+        yield TreeGone("gone", 0.0, {"launcher_code": 1})
+    elif world.alive:
         yield RankDied(RankExit(0, 7, ExitStatus(signal=9)))
         yield RankDied(RankExit(0, 7, ExitStatus(code=0)))
         yield CheckpointSeen(Checkpoint(Path("/c"), state.checkpoint_step + 5, 40))
@@ -173,6 +206,10 @@ def answers(world: World) -> Iterator[Happening]:
         yield LogSampled(0, "ranks/0/stderr.log", 1 << 30)
         yield ProgressMade(
             Progress(0, NOW_S, state.first_step + 3, 0, 0, 8, math.nan, Section.TRAIN)
+        )
+        yield ProgressMade(
+            Progress(0, NOW_S, state.first_step + 9, 0, 0, 8, math.nan, Section.INIT),
+            Beginning(state.first_step + 9, told=True),
         )
 
 
@@ -194,17 +231,23 @@ def perform(world: World, actions: tuple[Action, ...], after: State) -> World:
                     "an attempt is launched that is not in the journal",
                 )
                 alive, owed = True, action
+            case Probe():
+                check(not alive, "a probe is started while an attempt lives")
+                check(not world.stopped, "a probe is started after a stop")
+                check(
+                    any(r.event is Event.PROMOTION_STARTED for r in journal),
+                    "a probe is started that is not in the journal",
+                )
+                alive, owed = True, action
+            case Consider():
+                owed = action
             case Prepare():
                 check(not alive, "an attempt is prepared while one lives")
                 check(not world.stopped, "an attempt is prepared after a stop")
                 owed = action
             case Clear() | Terminate():
                 check(
-                    any(
-                        r.event in {Event.ATTEMPT_EXITED, Event.RUN_STOPPING}
-                        and r.attempt == after.attempt
-                        for r in journal
-                    ),
+                    any(r.event in ENDS and r.attempt == after.attempt for r in journal),
                     "an attempt is ended and the journal does not say why",
                 )
             case Gather():
@@ -336,14 +379,14 @@ def _deaf_to_stop(state: State, event: Happening, ctx: Context) -> tuple[State, 
 
 def _rises_again(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
     if isinstance(state.phase, Ended) and isinstance(event, Tick):
-        return state, (Prepare(0, None, state.attempt + 1, 0),)
+        return state, (Prepare(Means(0, None), state.attempt + 1, 0),)
     return step(state, event, ctx)
 
 
 def _impatient(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
     after, actions = step(state, event, ctx)
     if any(isinstance(a, Clear) for a in actions):
-        return after, (*actions, Prepare(0, None, state.attempt + 1, 0))
+        return after, (*actions, Prepare(Means(0, None), state.attempt + 1, 0))
     return after, actions
 
 

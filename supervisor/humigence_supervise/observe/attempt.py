@@ -10,7 +10,7 @@ from humigence_supervise import contract
 from humigence_supervise.catalogue import Catalogue
 from humigence_supervise.checkpoints.choose import candidates
 from humigence_supervise.checkpoints.verify import verify
-from humigence_supervise.domain import Progress, RankExit, Role, Section
+from humigence_supervise.domain import Beginning, Progress, RankExit, Role, Section
 from humigence_supervise.gate import Gate
 from humigence_supervise.happenings import (
     CheckpointSeen,
@@ -56,6 +56,7 @@ class AttemptWatch:
         self.exits: dict[int, RankExit] = {}
         self.first_dead: int | None = None
         self.last_progress: Progress | None = None
+        self.began: Beginning | None = None
         self.target_step: int | None = None
         self.unread: tuple[str, ...] = ()
 
@@ -103,6 +104,10 @@ class AttemptWatch:
     def _progressed(self, lines: Iterable[Progress], unread: list[str]) -> list[Happening]:
         newest = self.last_progress
         for progress in lines:
+            if self.began is None and progress.section is Section.INIT:
+                self.began = Beginning(progress.step, told=True)
+            if self.began is None and progress.section is Section.TRAIN:
+                self.began = Beginning(progress.step - 1, told=False)
             if progress.target_step is not None:
                 self.target_step = progress.target_step
             if progress.section in (Section.INIT, Section.TRAIN) and (
@@ -114,7 +119,7 @@ class AttemptWatch:
         if newest is self.last_progress or newest is None:
             return []
         self.last_progress = newest
-        return [ProgressMade(newest)]
+        return [ProgressMade(newest, self.began)]
 
     def _saved(self, unread: list[str]) -> list[Happening]:
         try:
