@@ -37,8 +37,23 @@ def nvmlDeviceGetFieldValues(gpu, fields):
 def nvmlDeviceGetCurrentClocksThrottleReasons(gpu): return 0x41
 def nvmlDeviceGetTemperature(gpu, sensor): return 64
 '''
-SMI = "0, GPU-aa, 00000000:01:00.0, 32607, 12, 40, NVIDIA A, B\n1, GPU-bb, 00000000:41:00.0, [N/A],"
-SMI += " [N/A], [N/A], NVIDIA C\nNo devices were found\n"
+SMI = """
+case "$1" in
+*compute-apps*) cat <<'END'
+GPU-aa, 4242, 20480
+GPU-aa, 4243, [N/A]
+GPU-cc, [Not Supported], [Not Supported]
+END
+;;
+*) cat <<'END'
+0, GPU-aa, 00000000:01:00.0, 32607, 12, 40, NVIDIA A, B
+1, GPU-bb, 00000000:41:00.0, [N/A], [N/A], [N/A], NVIDIA C
+2, GPU-cc, 00000000:42:00.0, 32607, 12, 40, NVIDIA D
+No devices were found
+END
+esac
+"""
+NO_NVML = "raise ImportError"
 
 
 @pytest.fixture
@@ -132,14 +147,36 @@ def test_without_nvml_nothing_is_known_and_it_is_said(machine, pynvml, words):
     assert re.search(words, said)
 
 
-def test_nvidia_smi_answers_where_nvml_does_not(machine, tmp_path):
-    """Memory and temperature at least; what is missing then is said."""
-    (tmp_path / "answer").write_text(SMI)
-    found = read_gpu_states(20, machine("raise ImportError", f"cat {tmp_path}/answer"))
-    first, second = found.gpus
+def test_nvidia_smi_answers_where_nvml_does_not(machine):
+    """Memory, temperature and processes at least; what is missing then is said."""
+    found = read_gpu_states(20, machine(NO_NVML, SMI))
+    first, second, third = found.gpus
     assert (first.name, first.bus_id, first.used_mib) == ("NVIDIA A, B", "0000:01:00", 12)
-    assert (second.used_mib, second.temperature_c, second.processes) == (None, None, None)
-    assert "nvidia-ml-py is not installed" in found.unread[0]
+    assert first.processes == (GpuProcess(4242, 20480), GpuProcess(4243, None))
+    assert (second.used_mib, second.temperature_c, second.processes) == (None, None, ())
+    assert third.processes is None
+    assert found.unread == (
+        "ECC errors and repairs due on the GPUs: nvidia-ml-py is not installed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [("exit 9", "ended with 9"), ("sleep 1000", "did not answer within")],
+)
+def test_processes_that_nvidia_smi_does_not_tell_are_unknown(machine, trouble, words):
+    """The second question fails or hangs: the answer to the first is kept, in the same time."""
+    smi = SMI.replace("*compute-apps*) cat", f"*compute-apps*) {trouble}; cat")
+    begun = time.monotonic()
+    found = read_gpu_states(3, machine(NO_NVML, smi))
+    assert time.monotonic() - begun < 4.5
+    assert [(gpu.used_mib, gpu.processes) for gpu in found.gpus] == [
+        (12, None),
+        (None, None),
+        (12, None),
+    ]
+    assert "the processes on the GPUs are unknown" in found.unread[1]
+    assert words in found.unread[1]
 
 
 def test_both_are_asked_within_one_limit(machine):

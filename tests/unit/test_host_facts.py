@@ -27,6 +27,7 @@ from humigence_supervise.observe.host_facts import (
     START_FILE,
     capture,
     note_start,
+    noted_levels,
 )
 from humigence_supervise.reading import diagnosis_document, diagnosis_text
 from humigence_supervise.which_gpu import which_gpu
@@ -413,6 +414,56 @@ def test_gpus_that_hang_delay_a_restart_by_less_than_two_seconds(tmp_path, monke
     assert took_s < 2.3
     assert ("gpus" in captured(tmp_path)) == failed
     assert ("did not answer within 1.5 s" in " ".join(captured(tmp_path)["unread"])) == failed
+
+
+SMI = """#!/bin/sh
+case "$1" in *query-gpu*)
+echo "0, GPU-aa, 00000000:01:00.0, 32607, 612, 40, RTX"
+echo "1, GPU-bb, 00000000:41:00.0, 32607, [N/A], 40, RTX"
+echo "2, GPU-cc, 00000000:42:00.0, 32607, 3, 40, RTX"
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """Put a machine of three GPUs in the path; the second does not tell its memory."""
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    (folder / "pynvml.py").write_text("raise ImportError\n")
+    (folder / "nvidia-smi").write_text(SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+@pytest.mark.usefixtures("smi")
+def test_the_memory_of_the_gpus_is_noted(tmp_path):
+    """Of every GPU of the machine, since the next attempt may take others; unknown is said."""
+    note_start(tmp_path, GPUS)
+    assert noted_levels(tmp_path) == {"GPU-aa": 612, "GPU-cc": 3}
+    capture(tmp_path, (), tmp_path, failed=False)
+    said = [text for text in captured(tmp_path)["unread"] if "the memory in use" in text]
+    assert len(said) == 1
+    assert said[0].startswith("the memory in use before the attempt on GPU 1: ")
+
+
+@pytest.mark.usefixtures("smi")
+def test_an_attempt_without_gpus_asks_none(tmp_path):
+    """On the CPU nothing is asked, and nothing is missed."""
+    note_start(tmp_path)
+    assert noted_levels(tmp_path) == {}
+    assert "the memory in use" not in (tmp_path / START_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    "note", [None, [], {}, {"gpu_used_mib": [1]}, {"gpu_used_mib": {"a": "1", "b": -1, "c": True}}]
+)
+def test_levels_that_were_not_noted_are_unknown(tmp_path, note):
+    """No file, an older one, a damaged one."""
+    if note is not None:
+        write(tmp_path, START_FILE, json.dumps(note))
+    assert noted_levels(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", [KERNEL_LOG, HOST_FILE, "plan.json"])

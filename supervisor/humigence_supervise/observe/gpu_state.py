@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,10 @@ PROBE: Final = Path(__file__).with_name("gpu_probe.py")
 MOST_S: Final = 1.5
 _QUERY: Final = (
     "--query-gpu=index,uuid,pci.bus_id,memory.total,memory.used,temperature.gpu,name",
+    "--format=csv,noheader,nounits",
+)
+_QUERY_APPS: Final = (
+    "--query-compute-apps=gpu_uuid,pid,used_memory",
     "--format=csv,noheader,nounits",
 )
 _LEAST_S: Final = 0.1
@@ -51,11 +55,19 @@ def read_gpu_states(
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if found.gpus or program is None or left_s < _LEAST_S:
         return found
+    environ = {**environ, "LC_ALL": "C"}
     try:
-        text = ask((program, *_QUERY), left_s, {**environ, "LC_ALL": "C"})
+        gpus = parse_smi(ask((program, *_QUERY), left_s, environ))
     except NoAnswerError as error:
         return GpuStates(unread=(*found.unread, f"the state of the GPUs is unknown: {error}"))
-    return GpuStates(tuple(filter(None, map(_smi_line, text.splitlines()))), found.unread)
+    unread = list(found.unread)
+    try:
+        # With no time left, `ask` says so.
+        apps = ask((program, *_QUERY_APPS), max(0.0, deadline - time.monotonic()), environ)
+        gpus = with_processes(gpus, apps)
+    except NoAnswerError as error:
+        unread.append(f"the processes on the GPUs are unknown: {error}")
+    return GpuStates(gpus, tuple(unread))
 
 
 def _from_nvml(timeout_s: float, environ: Mapping[str, str]) -> GpuStates:
@@ -65,7 +77,7 @@ def _from_nvml(timeout_s: float, environ: Mapping[str, str]) -> GpuStates:
         told = parse_probe(error.output)
         why = f"NVML gave no answer: {error}"
         if error.code == NO_MODULE:
-            why = "processes, ECC errors and repairs due on the GPUs: nvidia-ml-py is not installed"
+            why = "ECC errors and repairs due on the GPUs: nvidia-ml-py is not installed"
         return GpuStates(told.gpus, told.unread or (why,))
 
 
@@ -139,6 +151,11 @@ def _number(facts: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def parse_smi(text: str) -> tuple[GpuState, ...]:
+    """Read what nvidia-smi says of each GPU."""
+    return tuple(filter(None, map(_smi_line, text.splitlines())))
+
+
 def _smi_line(line: str) -> GpuState | None:
     """Return the GPU in a line of nvidia-smi's answer, None where there is none."""
     match [field.strip() for field in line.split(",")]:
@@ -149,3 +166,23 @@ def _smi_line(line: str) -> GpuState | None:
             return state_of(int(index), facts)
         case _:
             return None
+
+
+def with_processes(gpus: tuple[GpuState, ...], text: str) -> tuple[GpuState, ...]:
+    """Return the GPUs with the processes that nvidia-smi says compute on each.
+
+    A GPU without a line has none; one whose line holds no pid does not tell them.
+    """
+    processes: dict[str, list[GpuProcess]] = {}
+    silent: set[str] = set()
+    for line in text.splitlines():
+        match [field.strip() for field in line.split(",")]:
+            case [uuid, pid, used] if pid.isdecimal():
+                one = GpuProcess(int(pid), int(used) if used.isdecimal() else None)
+                processes.setdefault(uuid, []).append(one)
+            case [uuid, *_]:
+                silent.add(uuid)
+    return tuple(
+        gpu if gpu.uuid in silent else replace(gpu, processes=tuple(processes.get(gpu.uuid, ())))
+        for gpu in gpus
+    )

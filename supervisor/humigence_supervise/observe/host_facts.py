@@ -37,10 +37,12 @@ _CLOCKS_AGREE_S: Final = 1.0
 """If wall and monotonic clock moved apart by more, the machine slept or was set meanwhile."""
 
 
-def note_start(attempt_dir: Path) -> None:
+def note_start(attempt_dir: Path, gpus: Sequence[Gpu] = ()) -> None:
     """Note where things stand, before the first process of an attempt starts.
 
-    What cannot be read or written now is unknown, and told, when the attempt has ended.
+    For an attempt on `gpus`, the memory in use on every GPU of the machine is noted too: the next
+    attempt may take others. What cannot be read or written now is unknown, and told, when the
+    attempt has ended.
     """
     unread: list[str] = []
     note: dict[str, Any] = {"unix_s": time.time(), "mono_s": time.monotonic()}
@@ -58,9 +60,31 @@ def note_start(attempt_dir: Path) -> None:
         note["cgroup"] = {"file": str(counter.file), "oom_kill": counter.kills}
     except cgroup.NoCounterError as error:
         unread.append(f"kills for memory are not counted: {error}")
+    if gpus:
+        note["gpu_used_mib"] = _levels(gpus, unread)
     with suppress(OSError):
         (attempt_dir / INCIDENT_DIR).mkdir(parents=True, exist_ok=True)
         write_json(attempt_dir / START_FILE, note | {"unread": unread})
+
+
+def _levels(gpus: Sequence[Gpu], unread: list[str]) -> dict[str, int]:
+    """Return the MiB in use on each GPU by UUID; where one of `gpus` does not tell, say so."""
+    found = read_gpu_states()
+    levels = {gpu.uuid: gpu.used_mib for gpu in found.gpus if gpu.uuid and gpu.used_mib is not None}
+    silent = [str(gpu.index) for gpu in gpus if gpu.uuid not in levels]
+    if silent:
+        why = "; ".join(found.unread) or "the driver does not tell"
+        unread.append(f"the memory in use before the attempt on GPU {', '.join(silent)}: {why}")
+    return levels
+
+
+def noted_levels(attempt_dir: Path) -> dict[str, int]:
+    """Return the MiB that were in use on each GPU (by UUID) before an attempt; {} when unknown."""
+    match read_small_json(attempt_dir / START_FILE):
+        case {"gpu_used_mib": dict(levels)}:
+            return {uuid: mib for uuid, mib in levels.items() if type(mib) is int and mib >= 0}
+        case _:
+            return {}
 
 
 def _no_kernel_log(error: OSError) -> str:
