@@ -24,17 +24,40 @@ def command_line(
     rendezvous_id: str,
     log_dir: Path,
 ) -> tuple[str, ...]:
-    """Return what is executed: the worker behind its doorway, under torchrun or alone.
-
-    `port` and `rendezvous_id` are fresh for each attempt, so that no store is met again. Into
-    `log_dir` torchrun puts its error files, which it would leave in /tmp otherwise.
-    """
+    """Return what is executed for an attempt: the user's worker with its arguments."""
     target = (str(worker.script),) if worker.script else ("-m", str(worker.module))
-    program = (str(RANK_ENTRY), *target, *worker_args)
+    return launch_command(
+        worker.python,
+        launcher,
+        (*target, *worker_args),
+        ranks=ranks,
+        port=port,
+        rendezvous_id=rendezvous_id,
+        log_dir=log_dir,
+    )
+
+
+def launch_command(
+    python: Path,
+    launcher: Launcher,
+    program: tuple[str, ...],
+    *,
+    ranks: int,
+    port: int,
+    rendezvous_id: str,
+    log_dir: Path,
+) -> tuple[str, ...]:
+    """Return what is executed: a program behind the doorway, under torchrun or alone.
+
+    `program` is a script, or -m and a module, with its arguments. `port` and `rendezvous_id` are
+    fresh for each attempt, so that no store is met again. Into `log_dir` torchrun puts its error
+    files, which it would leave in /tmp otherwise.
+    """
+    behind_the_doorway = (str(RANK_ENTRY), *program)
     if launcher is Launcher.PYTHON:
-        return (str(worker.python), *program)
+        return (str(python), *behind_the_doorway)
     return (
-        str(worker.python),
+        str(python),
         "-m",
         "torch.distributed.run",
         "--nnodes=1",
@@ -45,7 +68,7 @@ def command_line(
         f"--master-port={port}",
         f"--rdzv-id={rendezvous_id}",
         f"--log-dir={log_dir}",
-        *program,
+        *behind_the_doorway,
     )
 
 
