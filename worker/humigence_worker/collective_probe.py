@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import Work
 
 SMALL_ELEMENTS = 1024
 """NCCL sends a few KiB by another protocol than many MiB: both are tried."""
@@ -28,6 +29,7 @@ REPEATS = 32
 PERIOD = 1021
 """A prime, so that a shifted block never looks right; sums of it are exact in fp32."""
 BYTES_OF_ELEMENT = 4
+POLL_S = 0.001
 
 
 class ProbeError(Exception):
@@ -78,48 +80,48 @@ def probe(mib: int, end_at_s: float) -> str:
         )
     with during("choosing a device"):
         backend, device = choose(torch, dist, local_rank)
-    # Half of what is left, for the ranks to meet and then for one collective: so it is torch that
-    # says which one hangs, before the deadline does.
-    timeout_s = max((end_at_s - time.monotonic()) / 2, 1.0)
+    # The ranks may take half of what is left to meet, and then a third of it for a collective: so
+    # it is words that tell what hangs, before the deadline ends it.
+    left_s = end_at_s - time.monotonic()
+    patience_s = max(left_s / 3, 1.0)
     with during(f"joining {ranks} ranks over {backend}"):
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(backend, timeout=timedelta(seconds=max(left_s / 2, 1.5)))
 
     with during(f"all-reduce of {SMALL_ELEMENTS} elements"):
         small = pattern(torch, SMALL_ELEMENTS, device)
         mine = small * (rank + 1)
-        dist.all_reduce(mine)
+        finish(dist.all_reduce(mine, async_op=True), patience_s)
         check(mine, small * sum_of_ranks(ranks))
 
     with during(f"all-reduce of {mib} MiB"):
         large = pattern(torch, mib * 2**20 // BYTES_OF_ELEMENT, device)
         mine = large * (rank + 1)
-        wait_for(torch, device)
+        check(mine[:1], large[:1] * (rank + 1))  # a GPU has made them when one is read
         begun_s = time.monotonic()
-        dist.all_reduce(mine)
-        wait_for(torch, device)
+        finish(dist.all_reduce(mine, async_op=True), patience_s)
         took_s = time.monotonic() - begun_s
         check(mine, large * sum_of_ranks(ranks))
 
     with during("all-gather"):
         everyones = [torch.empty_like(small) for _ in range(ranks)]
-        dist.all_gather(everyones, small * (rank + 1))
+        finish(dist.all_gather(everyones, small * (rank + 1), async_op=True), patience_s)
         for other, theirs in enumerate(everyones):
             check(theirs, small * (other + 1))
 
     with during("broadcast from the last rank"):
         mine = small * (rank + 1)
-        dist.broadcast(mine, ranks - 1)
+        finish(dist.broadcast(mine, ranks - 1, async_op=True), patience_s)
         check(mine, small * ranks)
 
     with during(f"{REPEATS} all-reduces at once"):
         several = [small * (rank + 1 + turn) for turn in range(REPEATS)]
         for work in [dist.all_reduce(each, async_op=True) for each in several]:
-            work.wait()
+            finish(work, patience_s)
         for turn, each in enumerate(several):
             check(each, small * (sum_of_ranks(ranks) + turn * ranks))
 
     with during("barrier"):
-        dist.barrier()
+        finish(dist.barrier(async_op=True), patience_s)
     with during("leaving the group"):
         dist.destroy_process_group()
     if rank != 0:
@@ -159,10 +161,22 @@ def sum_of_ranks(ranks: int) -> int:
     return ranks * (ranks + 1) // 2
 
 
-def wait_for(torch: ModuleType, device: str) -> None:
-    """Wait for what a GPU was told to do."""
-    if device != "cpu":
-        torch.cuda.synchronize(device)
+def finish(work: Work | None, patience_s: float) -> None:
+    """Wait for a collective without being stuck in it, as a wait for a GPU would be.
+
+    Raises:
+        ProbeError: it takes too long.
+    """
+    assert work is not None  # that is for a rank outside of the group
+    until_s = time.monotonic() + patience_s
+    while not work.is_completed():
+        if time.monotonic() > until_s:
+            raise ProbeError(
+                f"not done after {patience_s:.0f} s: another rank does not take part, or data"
+                " does not get through"
+            )
+        time.sleep(POLL_S)
+    work.wait()
 
 
 def check(got: Tensor, expected: Tensor) -> None:
