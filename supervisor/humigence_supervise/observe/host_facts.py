@@ -40,9 +40,9 @@ _CLOCKS_AGREE_S: Final = 1.0
 def note_start(attempt_dir: Path, gpus: Sequence[Gpu] = ()) -> None:
     """Note where things stand, before the first process of an attempt starts.
 
-    For an attempt on `gpus`, the memory in use on every GPU of the machine is noted too: the next
-    attempt may take others. What cannot be read or written now is unknown, and told, when the
-    attempt has ended.
+    For an attempt on `gpus`, the memory in use on every GPU of the machine is noted too, since the
+    next attempt may take others. So note only once the dead of the last attempt have freed theirs.
+    What cannot be read or written now is unknown, and told, when the attempt has ended.
     """
     unread: list[str] = []
     note: dict[str, Any] = {"unix_s": time.time(), "mono_s": time.monotonic()}

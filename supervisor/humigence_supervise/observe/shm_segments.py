@@ -33,6 +33,8 @@ _BLOCK_BYTES: Final = 512
 _CLOCKS_AGREE_S: Final = 1.0
 """The clock of process starts and the wall clock are compared no finer than this."""
 
+_READ_BYTES: Final = 1 << 16
+
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
@@ -146,7 +148,7 @@ def _look(pid: int) -> tuple[bytes, set[str]]:
     The links are read and never followed: a stat of a file on a dead server does not return.
     """
     opened: set[str] = set()
-    maps = Path(f"/proc/{pid}/maps").read_bytes()
+    maps = _read(f"/proc/{pid}/maps")
     for descriptor in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names only, and often
         with suppress(*_GONE):
             link = os.readlink(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH115 - not a path
@@ -154,15 +156,25 @@ def _look(pid: int) -> tuple[bytes, set[str]]:
     return maps, opened
 
 
+def _read(path: str) -> bytes:
+    """Return what a file of /proc says: in half the time of `read_bytes`, and there are many."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, _READ_BYTES), b""))
+    finally:
+        os.close(descriptor)
+
+
 def _may_be_of_attempt(pid: int, since_unix_s: float) -> bool:
     """Tell whether a hidden process may belong to the attempt, by its user and its start."""
-    since_boot_s = since_unix_s - time.time() + time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         uids = uids_of(pid)
+        if uids is None or os.geteuid() not in uids:
+            return False
         ticks = proc.start_ticks(pid)
     except OSError:
         return True
-    if uids is None or ticks is None:
+    if ticks is None:
         return False
-    began_s = ticks / os.sysconf("SC_CLK_TCK")
-    return os.geteuid() in uids and began_s >= since_boot_s - _CLOCKS_AGREE_S
+    since_boot_s = since_unix_s - time.time() + time.clock_gettime(time.CLOCK_BOOTTIME)
+    return ticks / os.sysconf("SC_CLK_TCK") >= since_boot_s - _CLOCKS_AGREE_S
