@@ -444,8 +444,21 @@ def test_the_memory_of_the_gpus_is_noted(tmp_path):
     assert noted_levels(tmp_path) == {"GPU-aa": 612, "GPU-cc": 3}
     capture(tmp_path, (), tmp_path, failed=False)
     said = [text for text in captured(tmp_path)["unread"] if "the memory in use" in text]
-    assert len(said) == 1
-    assert said[0].startswith("the memory in use before the attempt on GPU 1: ")
+    assert said == [
+        "the memory in use on GPU 1 before the attempt is unknown: the driver does not tell"
+    ]
+
+
+def test_gpus_that_nobody_can_ask_are_said_to_be_unknown(tmp_path, monkeypatch):
+    """Neither NVML nor nvidia-smi: both are named."""
+    (tmp_path / "pynvml.py").write_text("raise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    note_start(tmp_path, GPUS)
+    assert noted_levels(tmp_path) == {}
+    note = json.loads((tmp_path / START_FILE).read_text())
+    (said,) = [text for text in note["unread"] if "GPU 0, 1 before the attempt" in text]
+    assert "nvidia-ml-py is not installed; nvidia-smi gave no answer" in said
 
 
 @pytest.mark.usefixtures("smi")

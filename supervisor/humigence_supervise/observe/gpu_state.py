@@ -53,8 +53,10 @@ def read_gpu_states(
     found = _from_nvml(timeout_s, environ)
     left_s = deadline - time.monotonic()
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if found.gpus or program is None or left_s < _LEAST_S:
+    if found.gpus or left_s < _LEAST_S:
         return found
+    if program is None:
+        return GpuStates(unread=(*found.unread, "nvidia-smi gave no answer: it is not in PATH"))
     environ = {**environ, "LC_ALL": "C"}
     try:
         gpus = parse_smi(ask((program, *_QUERY), left_s, environ))

@@ -73,9 +73,19 @@ def _levels(gpus: Sequence[Gpu], unread: list[str]) -> dict[str, int]:
     levels = {gpu.uuid: gpu.used_mib for gpu in found.gpus if gpu.uuid and gpu.used_mib is not None}
     silent = [str(gpu.index) for gpu in gpus if gpu.uuid not in levels]
     if silent:
-        why = "; ".join(found.unread) or "the driver does not tell"
-        unread.append(f"the memory in use before the attempt on GPU {', '.join(silent)}: {why}")
+        why = "the driver does not tell" if found.gpus else "; ".join(found.unread)
+        which = ", ".join(silent)
+        unread.append(f"the memory in use on GPU {which} before the attempt is unknown: {why}")
     return levels
+
+
+def started_at(attempt_dir: Path) -> float | None:
+    """Return the Unix time noted before an attempt; None when unknown."""
+    match read_small_json(attempt_dir / START_FILE):
+        case {"unix_s": int() | float() as unix_s}:
+            return float(unix_s)
+        case _:
+            return None
 
 
 def noted_levels(attempt_dir: Path) -> dict[str, int]:
