@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from humigence_supervise.budgets import Policy
 from humigence_supervise.contract import (
     ATTEMPTS_DIR,
     JOURNAL_FILE,
@@ -46,9 +47,9 @@ from humigence_supervise.happenings import (
 from humigence_supervise.journal import encode
 from humigence_supervise.machine import step
 from humigence_supervise.plan_file import public_plan
-from humigence_supervise.policy import Policy
 from humigence_supervise.records import Entry
 from humigence_supervise.state import State
+from humigence_supervise.way_up import Promoting
 
 START_S = 1_780_000_000.0
 """When every hand-written run begins (Unix time); all times given below are seconds after it."""
@@ -71,7 +72,15 @@ class Book:
 
     def happen(self, at_s: float, happening: Happening) -> None:
         """Let something happen to the run; journal what the machine appends."""
-        context = Context(self.rungs, Policy(), 4, START_S + at_s, chance=0.5)
+        context = Context(
+            self.rungs,
+            Policy(),
+            Promoting(enabled=False),
+            micro_samples=4,
+            counts_from_scratch=True,
+            now_s=START_S + at_s,
+            chance=0.5,
+        )
         self.state, actions = step(self.state, happening, context)
         records = [action.record for action in actions if isinstance(action, Append)]
         assert records, f"nothing was journaled of {happening}"

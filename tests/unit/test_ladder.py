@@ -182,14 +182,14 @@ def test_the_single_rung_takes_the_gpu_with_most_free_memory():
     launch_plan = _plan(_settings(), 1, TWO_GPUS)
     assert [gpu.uuid for gpu in launch_plan.gpus] == ["GPU-bb"]
     assert _env(launch_plan)["CUDA_VISIBLE_DEVICES"] == "GPU-bb"
-    excluded = _plan(_settings(), 1, TWO_GPUS, excluded_gpus=frozenset({"GPU-bb"}))
+    excluded = _plan(_settings(), 1, TWO_GPUS, excluded_gpus=("GPU-bb",))
     assert _env(excluded)["CUDA_VISIBLE_DEVICES"] == "GPU-aa"
 
 
 def test_all_gpus_are_named_in_the_order_of_ranks():
     """Excluded ones are left out, and the world shrinks with them."""
     assert _env(_plan(_settings(), 0, TWO_GPUS))["CUDA_VISIBLE_DEVICES"] == "GPU-aa,GPU-bb"
-    shrunk = _plan(_settings(), 0, TWO_GPUS, excluded_gpus=frozenset({"GPU-aa"}))
+    shrunk = _plan(_settings(), 0, TWO_GPUS, excluded_gpus=("GPU-aa",))
     assert shrunk.world_size == 1
     assert shrunk.batch.global_samples == 8
 
@@ -197,7 +197,7 @@ def test_all_gpus_are_named_in_the_order_of_ranks():
 def test_named_gpus_are_taken_in_the_order_they_are_named():
     """Indices and UUIDs both name a GPU."""
     (rung,) = rungs(_settings(ladder=[{"name": "a", "gpus": ["GPU-bb", 0]}]))
-    assert [gpu.index for gpu in select_gpus(rung, TWO_GPUS, frozenset())] == [1, 0]
+    assert [gpu.index for gpu in select_gpus(rung, TWO_GPUS)] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,13 @@ def test_named_gpus_are_taken_in_the_order_they_are_named():
     ],
 )
 def test_too_few_gpus_say_how_many_are_needed_and_seen(gpus, host, excluded, words):
-    """The message also says what to change."""
+    """The message also says what to change: the ladder, or the state of a faulty GPU."""
     settings = _settings(accelerator="cuda", ladder=[{"name": "a", "gpus": gpus}])
     with pytest.raises(PlanError) as caught:
-        _plan(settings, 0, host, excluded_gpus=frozenset(excluded))
+        _plan(settings, 0, host, excluded_gpus=excluded)
     assert words in str(caught.value)
-    assert '"accelerator": "cpu"' in str(caught.value)
+    advice = "--readmit-gpu" if excluded else '"accelerator": "cpu"'
+    assert advice in str(caught.value)
 
 
 def test_a_gpu_of_unknown_memory_is_better_than_none():
@@ -226,8 +227,8 @@ def test_a_gpu_of_unknown_memory_is_better_than_none():
     unknown = Gpu(0, "GPU-cc", "RTX 5090", None, None)
     (rung,) = rungs(_settings(ladder=[{"name": "a", "gpus": 1}]))
     host = Host(gpus=(unknown, TWO_GPUS.gpus[1]))
-    assert select_gpus(rung, host, frozenset()) == (TWO_GPUS.gpus[1],)
-    assert select_gpus(rung, host, frozenset({"GPU-bb"})) == (unknown,)
+    assert select_gpus(rung, host) == (TWO_GPUS.gpus[1],)
+    assert select_gpus(rung, host, ("GPU-bb",)) == (unknown,)
 
 
 # --- the CPU, and what is chosen ----------------------------------------------------------------
