@@ -95,6 +95,10 @@ def start(
     debug: Annotated[
         bool, typer.Option("--debug", help="Blocking launches and full NCCL logs.")
     ] = False,
+    readmit_gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="Use this GPU again, which the run excluded; or all."),
+    ] = None,
 ) -> None:
     """Supervise a run until it ends; a second start resumes it."""
     from humigence_supervise.console import Console
@@ -109,7 +113,14 @@ def start(
         return
     pretty = log_format is Format.PRETTY or (log_format is Format.AUTO and sys.stdout.isatty())
     console = Console(pretty=pretty)
-    code = start_run(settings, config.absolute(), console.tell, fresh=fresh, debug=debug)
+    code = start_run(
+        settings,
+        config.absolute(),
+        console.tell,
+        fresh=fresh,
+        debug=debug,
+        readmit=tuple(readmit_gpu or ()),
+    )
     console.flush()
     raise typer.Exit(code)
 

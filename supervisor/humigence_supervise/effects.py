@@ -16,7 +16,7 @@ from humigence_supervise.checkpoints import choose
 from humigence_supervise.checkpoints.verify import verify
 from humigence_supervise.config import Settings
 from humigence_supervise.diagnose import diagnose
-from humigence_supervise.domain import Diagnosis, Evidence, Kind, LaunchPlan
+from humigence_supervise.domain import Accelerator, Diagnosis, Evidence, Kind, LaunchPlan
 from humigence_supervise.happenings import (
     Consider,
     Diagnosed,
@@ -32,7 +32,9 @@ from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.observe.host_evidence import planned_gpus
-from humigence_supervise.observe.host_facts import capture, note_start
+from humigence_supervise.observe.host_facts import capture, note_start, started_at
+from humigence_supervise.observe.probe_words import probe_words
+from humigence_supervise.observe.shm_segments import remove_stale_segments
 from humigence_supervise.preparing import Preparation
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Json
@@ -130,25 +132,42 @@ class Effects:
             self.keeper.reap()
             self.keeper.close()
             self.keeper = None
-        record = launch.read_exit(self._run.attempt_dir(attempt))
+        folder = self._run.attempt_dir(attempt)
+        record = launch.read_exit(folder)
+        facts: dict[str, Json] = {}
         if record is None or not record["cleared"]:
             killed = launch.sweep(self._run.paths.id, attempt)
             how = f"The keeper ended before its work was done; {len(killed)} processes were left."
-            return TreeGone(how, took_s, {"swept_pids": list(killed)})
-        launcher = record["launcher"]
-        if launcher is None:
+            facts["swept_pids"] = list(killed)
+        elif record["launcher"] is None:
             self._not_started = record["error"] or ""
-            return TreeGone(f"The launcher could not be started: {record['error']}", took_s)
-        facts: dict[str, Json] = {
-            "launcher_pid": launcher["pid"],
-            "launcher_code": launcher["code"],
-            "launcher_signal": launcher["signal"],
-        }
-        if launcher["signal"] is not None:
-            how = f"The launcher was killed by signal {launcher['signal']}."
+            how = f"The launcher could not be started: {record['error']}"
         else:
+            launcher = record["launcher"]
+            facts |= {
+                "launcher_pid": launcher["pid"],
+                "launcher_code": launcher["code"],
+                "launcher_signal": launcher["signal"],
+            }
             how = f"The launcher exited with code {launcher['code']}."
-        return TreeGone(how, took_s, facts)
+            if said := probe_words(folder):
+                facts["probe_said"] = said
+            if launcher["signal"] is not None:
+                how = f"The launcher was killed by signal {launcher['signal']}."
+        return TreeGone(how, took_s, facts | self._segments_removed(folder))
+
+    def _segments_removed(self, folder: Path) -> dict[str, Json]:
+        """Remove what the attempt's dead left in shared memory; return what to journal of it."""
+        since_s = started_at(folder)
+        if self._run.accelerator is not Accelerator.CUDA or since_s is None:
+            return {}
+        removed = remove_stale_segments(since_s)
+        facts: dict[str, Json] = {}
+        if removed.names:
+            facts["shm_removed"] = list(removed.names)
+        if removed.unread:
+            facts["shm_unread"] = list(removed.unread)
+        return facts
 
     def descriptors(self) -> tuple[int, ...]:
         """Return what becomes readable when the keeper or a rank ends."""

@@ -15,7 +15,7 @@ class AttemptStory:
     """One attempt from its plan to the decision about it; times are Unix time in seconds.
 
     `exited_s` and `cleared_s` are None before it was over and its tree gone; `how` is then "".
-    `resume_step` is the completed steps it began with.
+    `resume_step` is the completed steps it began with. `left` is why a healthy one was ended.
     """
 
     number: int
@@ -31,6 +31,7 @@ class AttemptStory:
     diagnosis: Record | None = None
     decision: Record | None = None
     rung_change: str = ""
+    left: str = ""
 
     @property
     def failed(self) -> bool:
@@ -96,8 +97,11 @@ def _planned(number: int, entry: Entry) -> AttemptStory:
 def _after(story: AttemptStory, entry: Entry) -> AttemptStory:
     record, at_s = entry.record, when(entry)
     match record.event:
+        case Event.ATTEMPT_LEAVING:
+            return replace(story, left=record.message)
         case Event.ATTEMPT_EXITED if story.exited_s is None:
-            return replace(story, exited_s=at_s, how=record.message)
+            how = f"Ended on purpose. {story.left}" if story.left else record.message
+            return replace(story, exited_s=at_s, how=how)
         case Event.TREE_CLEARED:
             return replace(story, cleared_s=at_s)
         case Event.DIAGNOSIS_MADE:

@@ -279,8 +279,10 @@ def _probing(state: State, phase: Probing, event: Happening, context: Context) -
         case Begin():
             return (*_taken_over(state, event)[0], Recover(state.attempt))
         case TreeGone():
+            said = str(event.facts.get("probe_said") or "nothing")
             passed = event.facts.get("launcher_code") == 0
-            return probed(state, phase.rung_index, context, why="" if passed else event.how)
+            why = "" if passed else f"its probe failed. {event.how} It said: {said}"
+            return probed(state, phase.rung_index, context, why=why)
         case NotLaunched():
             return probed(state, phase.rung_index, context, why=event.reason)
         case Tick() if _is_over(phase.until_s, phase.limit_s, context):

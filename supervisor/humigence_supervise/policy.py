@@ -12,6 +12,7 @@ from humigence_supervise.budgets import (
     Policy,
     fruitless_before,
     is_deterministic,
+    is_patient,
     period_spent,
     spent,
 )
@@ -210,11 +211,7 @@ def _skip_rung(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Deci
             f"The same failure at step {now.last_step} twice: it is deterministic on this rung.",
             now.rung_index + 1,
         )
-    return Stop(
-        f"The same failure at step {now.last_step} twice, and no lower rung would avoid it:"
-        f" it is deterministic, trying again cannot help. {diagnosis.reason} {diagnosis.advice}",
-        hopeless=True,
-    )
+    return _stop(standing, diagnosis)
 
 
 def _shrink(micro_samples: int | None) -> Decision | None:
@@ -242,6 +239,8 @@ def _wait_for_memory(policy: Policy, standing: Standing, diagnosis: Diagnosis) -
 
 
 def _stop(standing: Standing, diagnosis: Diagnosis) -> Stop:
+    now = standing.now
+    repeated = is_deterministic(standing.incidents) and not is_patient(now)
     why = ""
     if diagnosis.kind is Kind.CUDA_OOM and standing.micro_samples is None:
         why = " The micro-batch cannot be made smaller: no batch is configured (batch.micro)."
@@ -249,6 +248,13 @@ def _stop(standing: Standing, diagnosis: Diagnosis) -> Stop:
         why = " Micro-batches of 1 sample do not fit either: no smaller one is left to try."
     if diagnosis.kind is Kind.GPU_FAULT and standing.gpus_left == 0:
         why = " No healthy GPU is left: reset it (nvidia-smi -r) or reboot."
+    first = ""
+    if repeated:
+        first = (
+            f"The same failure at step {now.last_step} twice, and no lower rung would avoid it:"
+            " it is deterministic, trying again cannot help. "
+        )
     return Stop(
-        f"{diagnosis.reason}{why} {diagnosis.advice}", hopeless=diagnosis.kind not in TRANSIENT
+        f"{first}{diagnosis.reason}{why} {diagnosis.advice}",
+        hopeless=repeated or diagnosis.kind not in TRANSIENT,
     )

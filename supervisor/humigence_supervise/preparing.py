@@ -31,8 +31,9 @@ from humigence_supervise.probe_script import probe_script
 from humigence_supervise.run import Run
 from humigence_supervise.state import Want
 
-PROBE_S: Final = 45.0
-"""What a probe gives itself, import of torch included; `aftermath.PROBE_LIMIT_S` ends it."""
+PROBE_S: Final = 35.0
+"""What each rank of a probe gives itself, from its start: torchrun's own start and end come on
+top, and at `aftermath.PROBE_LIMIT_S` the supervisor ends it."""
 
 
 class Preparation:
@@ -161,9 +162,15 @@ class Preparation:
                 return left.says
         if not wanted.patient:
             return ""
-        before = noted_levels(self._run.attempt_dir(wanted.attempt - 1))
+        before = self._levels_before(wanted.attempt)
         found = room(before, states, [gpu.uuid for gpu in gpus], tenants)
         return "" if found.clear else found.says
+
+    def _levels_before(self, attempt: int) -> dict[str, int]:
+        """Return the MiB in use on each GPU before the last attempt; a probe notes none."""
+        earlier = range(attempt - 1, max(0, attempt - 4), -1)
+        noted = (noted_levels(self._run.attempt_dir(number)) for number in earlier)
+        return next(filter(None, noted), {})
 
     def _host(self) -> Host:
         return read_host(self._run.settings.worker.python)

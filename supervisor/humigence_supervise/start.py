@@ -13,7 +13,7 @@ from humigence_supervise import __version__, contract, ladder, launch
 from humigence_supervise.batching import batch_of_rung
 from humigence_supervise.catalogue import load_catalogue
 from humigence_supervise.checkpoints.choose import owner
-from humigence_supervise.config import Settings
+from humigence_supervise.config import ConfigError, Settings
 from humigence_supervise.domain import Accelerator, RunPaths
 from humigence_supervise.effects import Effects
 from humigence_supervise.journal import open_journal
@@ -36,11 +36,15 @@ def start(
     *,
     fresh: bool,
     debug: bool,
+    readmit: tuple[str, ...] = (),
 ) -> int:
     """Supervise the run of `settings` until it has ended; return the exit code.
 
+    `readmit` names GPUs that may be used again after the run excluded them, "all" for every one.
+
     Raises:
-        ConfigError: something the run needs is missing; nothing was started.
+        ConfigError: something the run needs is missing, or `readmit` names a GPU that is not
+            excluded; nothing was started.
         RunHeldError: another supervisor holds the run.
         JournalError: the journal is damaged; nothing was started.
         OSError: the journal cannot be written.
@@ -55,6 +59,7 @@ def start(
             archive(run_dir, settings.checkpoints.dir)
         journal, entries = open_journal(run_dir / contract.JOURNAL_FILE, settings.name)
         state = fold(entry.record for entry in entries)
+        _check_readmitted(readmit, state.excluded_gpus)
         if isinstance(state.phase, Ended) and state.phase.event is Event.RUN_COMPLETED:
             tell(entries[-1])
             return contract.EXIT_COMPLETED
@@ -64,7 +69,7 @@ def start(
         notifier = Notifier.from_environ(os.environ)
         with signals_awaited() as outside:
             loop = Loop(run, journal, state, hands, outside, notifier=notifier, tell=tell)
-            code = loop.until_ended(facts)
+            code = loop.until_ended(facts, readmit)
         with suppress(OSError):
             write_report(run_dir, run_dir / contract.REPORT_FILE)
         return code
@@ -125,6 +130,13 @@ def make_run(
     return run, facts
 
 
+def _check_readmitted(readmit: tuple[str, ...], excluded: tuple[str, ...]) -> None:
+    unknown = [gpu for gpu in readmit if gpu != "all" and gpu not in excluded]
+    if unknown:
+        there = f"excluded are {', '.join(excluded)}" if excluded else "no GPU is excluded"
+        raise ConfigError((f"--readmit-gpu {unknown[0]}: {there} in this run; or say all",))
+
+
 def _found_id(settings: Settings) -> str | None:
     """Return the id under which the worker was used by hand in this run directory before."""
     checkpoints = settings.checkpoints.dir
@@ -133,7 +145,7 @@ def _found_id(settings: Settings) -> str | None:
 
 def _not_acted_on(settings: Settings) -> list[Json]:
     """Return the parts of the configuration that were given and do nothing in this version."""
-    found = {"hang", "promote", "notify"} & settings.model_fields_set
+    found = {"hang", "notify"} & settings.model_fields_set
     if settings.metrics.textfile is not None or settings.metrics.port is not None:
         found.add("metrics")
     if settings.worker.progress.pattern is not None:

@@ -12,7 +12,7 @@ from humigence_supervise.journal import read_journal
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Entry, Event, Json, finite
 from humigence_supervise.run_lock import holder
-from humigence_supervise.state import Ended, State, Waiting, WaitingForRoom, fold
+from humigence_supervise.state import Ended, Probing, State, Waiting, WaitingForRoom, fold
 
 ENDED = {
     Event.RUN_COMPLETED: "completed",
@@ -72,6 +72,8 @@ def status_document(run_dir: Path) -> Document:
         "incidents": sum(1 for e in entries if _is_incident(e)),
         "last_incident": _last_incident(entries),
         "waiting_for": _waiting_for(entries, state),
+        "excluded_gpus": [*state.excluded_gpus],
+        "promotions": len(state.promotions),
         "redone_steps": account.ledger.redone_steps,
         "ledger": ledger_facts(account.ledger),
         "effective_ratio": round(account.productive_s / elapsed_s, 4) if elapsed_s else None,
@@ -146,7 +148,8 @@ def _state_word(state: State, *, supervised: bool, alive: bool) -> str:
         return "unsupervised" if alive else "stopped"
     if state.stop is not None:
         return "stopping"
-    return "waiting" if isinstance(state.phase, Waiting | WaitingForRoom) else "running"
+    waits = isinstance(state.phase, Waiting | WaitingForRoom | Probing)
+    return "waiting" if waits else "running"
 
 
 def _elapsed_s(entries: tuple[Entry, ...], now_s: float | None) -> float | None:
@@ -199,7 +202,8 @@ def _last_incident(entries: tuple[Entry, ...]) -> Document | None:
 
 
 def _waiting_for(entries: tuple[Entry, ...], state: State) -> str | None:
-    if not isinstance(state.phase, Waiting | WaitingForRoom):
+    if not isinstance(state.phase, Waiting | WaitingForRoom | Probing):
         return None
-    waits = (e.record for e in reversed(entries) if e.record.event is Event.BACKOFF_STARTED)
+    started = {Event.BACKOFF_STARTED, Event.PROMOTION_STARTED}
+    waits = (e.record for e in reversed(entries) if e.record.event in started)
     return next(waits).message
