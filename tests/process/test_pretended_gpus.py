@@ -1,4 +1,4 @@
-"""GPU memory that another process holds: named, waited for, left alone; on a pretended GPU."""
+"""What is decided about GPUs, on pretended ones: strangers are waited for, bad cards left out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import psutil
 import pytest
 from support import eventually, pids_marked
 
+from humigence_supervise.contract import EXIT_CONFIG
 from humigence_supervise.journal import read_journal
 from humigence_supervise.records import Event, Record
 
-UUID = "GPU-11111111-2222-3333-4444-555555555555"
+UUIDS = tuple(f"GPU-{n}1111111-2222-3333-4444-555555555555" for n in range(2))
 SMI = """#!/bin/sh
 # A pretended nvidia-smi: what it answers stands in the files beside it.
 here=$(dirname "$0")
@@ -45,12 +46,28 @@ sys.exit(1)
 """
 
 
-class Box:
-    """A folder with a pretended GPU, and a process that sits on it."""
+ECC_WORKER = """
+import os, pathlib, sys
+run_dir = pathlib.Path(os.environ["HUMIGENCE_RUN_DIR"])
+with open(run_dir / "used-gpus", "a") as used:
+    print(os.environ["CUDA_VISIBLE_DEVICES"], file=used)
+attempt = int(os.environ["HUMIGENCE_ATTEMPT"])
+if attempt == 1:
+    print('''Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    loss.backward()
+RuntimeError: CUDA error: uncorrectable ECC error encountered''', file=sys.stderr)
+sys.exit(78 if attempt < 4 else 0) if attempt != 1 else sys.exit(1)
+"""
 
-    def __init__(self, folder: Path) -> None:
-        """Make the GPU; nobody is on it yet."""
+
+class Box:
+    """A folder with pretended GPUs, and a process that sits on the first."""
+
+    def __init__(self, folder: Path, gpus: int = 1) -> None:
+        """Make the GPUs; nobody is on them yet."""
         self.folder = folder
+        self.gpus = gpus
         self.name = f"stranger-{uuid.uuid4().hex[:8]}"
         self.smi = folder / "bin"
         self.smi.mkdir()
@@ -60,25 +77,27 @@ class Box:
         self.supervisor: subprocess.Popen[str] | None = None
 
     def holds(self, used_mib: int) -> None:
-        """Have the stranger hold so much, beside 500 MiB of a desktop; 0: it is not there."""
-        total, desktop = 32_112, 500
-        used = desktop + used_mib
-        listed = f"{UUID}, {self.stranger.pid}, {used_mib}\n" if used_mib else ""
+        """Have the stranger hold so much on GPU 0, beside a desktop's 500 MiB; 0: it is gone."""
+        listed = f"{UUIDS[0]}, {self.stranger.pid}, {used_mib}\n" if used_mib else ""
         self._write("processes", listed)
-        card = "NVIDIA GeForce RTX 5090"
-        self._write("used", f"0, {UUID}, 00000000:01:00.0, {total}, {used}, 40, {card}\n")
-        self._write(
-            "free", f"0, {UUID}, {card}, {total}, {total - used}, 580.95.05, 00000000:01:00.0\n"
-        )
+        total, card = 32_112, "NVIDIA GeForce RTX 5090"
+        used_lines, free_lines = "", ""
+        for index in range(self.gpus):
+            used = 500 + used_mib if index == 0 else 0
+            uuid, bus = UUIDS[index], f"00000000:0{index + 1}:00.0"
+            used_lines += f"{index}, {uuid}, {bus}, {total}, {used}, 40, {card}\n"
+            free_lines += f"{index}, {uuid}, {card}, {total}, {total - used}, 580.95.05, {bus}\n"
+        self._write("used", used_lines)
+        self._write("free", free_lines)
 
     def _write(self, name: str, text: str) -> None:
         aside = self.smi / f"{name}.new"
         aside.write_text(text)
         aside.rename(self.smi / name)
 
-    def start(self) -> subprocess.Popen[str]:
-        """Start a run of a foreign script on the one GPU."""
-        (self.folder / "train.py").write_text(WORKER.replace("%PID%", str(self.stranger.pid)))
+    def start(self, script: str, *options: str) -> subprocess.Popen[str]:
+        """Start a run of a foreign script on one GPU."""
+        (self.folder / "train.py").write_text(script.replace("%PID%", str(self.stranger.pid)))
         document = {
             "name": self.name,
             "accelerator": "cuda",
@@ -90,7 +109,7 @@ class Box:
         argv = [sys.executable, "-m", "humigence_supervise.cli", "start"]
         path = f"{self.smi}:{os.environ['PATH']}"
         self.supervisor = subprocess.Popen(
-            [*argv, str(self.folder / "config.json")],
+            [*argv, str(self.folder / "config.json"), *options],
             env={**os.environ, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -132,7 +151,7 @@ def box(tmp_path: Path) -> Iterator[Box]:
 def test_a_stranger_is_named_and_waited_for(box: Box) -> None:
     """The card is full of another's memory: the run waits, longer than its patience, untouched."""
     box.holds(20_480)
-    process = box.start()
+    process = box.start(WORKER)
 
     def waits() -> list[Record]:
         return [e for e in box.events() if e.event is Event.BACKOFF_STARTED]
@@ -160,3 +179,28 @@ def test_a_stranger_is_named_and_waited_for(box: Box) -> None:
     assert names.index("backoff.started") < names.index("backoff.ended")
     assert names.count("attempt.started") == 2
     assert box.stranger.poll() is None, "the stranger was ended by somebody"
+
+
+def test_a_bad_gpu_stays_out_until_the_operator_says_otherwise(box: Box) -> None:
+    """ECC on the best card: the other one from then on, in the next `start` too, until told."""
+    box.gpus = 2
+    box.holds(0)  # a desktop on GPU 0: GPU 1 has more memory free and is taken first
+
+    def run(*options: str) -> int:
+        process = box.start(ECC_WORKER, *options)
+        process.communicate(timeout=60)
+        return process.returncode
+
+    assert run() == EXIT_CONFIG
+    assert run() == EXIT_CONFIG
+    used = (box.folder / "runs" / box.name / "used-gpus").read_text().split()
+    assert used == [UUIDS[1], UUIDS[0], UUIDS[0]]
+    excluded = [e for e in box.events() if e.event is Event.GPU_EXCLUDED]
+    assert [e.facts["gpu"] for e in excluded] == [UUIDS[1]]
+    assert "--readmit-gpu" in excluded[0].message
+    assert box.status()["excluded_gpus"] == [UUIDS[1]]
+    assert run("--readmit-gpu", "GPU-never-heard-of") == EXIT_CONFIG
+    assert run("--readmit-gpu", UUIDS[1]) == 0
+    used = (box.folder / "runs" / box.name / "used-gpus").read_text().split()
+    assert used[3:] == [UUIDS[1]]
+    assert box.status()["excluded_gpus"] == []
