@@ -73,23 +73,26 @@ def fruitless_before(incidents: tuple[Incident, ...]) -> tuple[Incident, ...]:
     return incidents[:-1]
 
 
-def is_patient(incident: Incident) -> bool:
+def is_patient(policy: Policy, incident: Incident) -> bool:
     """Say whether the world is waited for after such an incident, so that it costs no attempt."""
+    override = policy.overrides.get(incident.kind)
+    if override not in {None, Remedy.WAIT_THEN_RETRY}:
+        return False
     waited_for = incident.kind in {Kind.DISK_FULL, Kind.NETWORK_HUB}
     return waited_for or incident.holder is Holder.STRANGER
 
 
-def without_progress(incidents: tuple[Incident, ...]) -> int:
+def without_progress(policy: Policy, incidents: tuple[Incident, ...]) -> int:
     """Return how many attempts in a row, up to the last one, made no progress."""
     since = len(incidents)
     while since and not progressed(incidents[:since]):
         since -= 1
-    return sum(1 for one in incidents[since:] if not is_patient(one))
+    return sum(1 for one in incidents[since:] if not is_patient(policy, one))
 
 
 def spent(policy: Policy, incidents: tuple[Incident, ...]) -> str:
     """Return why no further attempt without progress may be made, or an empty string."""
-    count = without_progress(incidents)
+    count = without_progress(policy, incidents)
     if count < policy.attempts_without_progress:
         return ""
     return (
@@ -100,19 +103,25 @@ def spent(policy: Policy, incidents: tuple[Incident, ...]) -> str:
 
 def period_spent(policy: Policy, incidents: tuple[Incident, ...], now_s: float) -> str:
     """Return why no further attempt may be made in this period, or an empty string."""
-    recent = [i for i in incidents if now_s - i.at_s <= policy.period_s and not is_patient(i)]
-    if len(recent) < policy.max_attempts:
+    recent = [one for one in incidents if now_s - one.at_s <= policy.period_s]
+    count = sum(1 for one in recent if not is_patient(policy, one))
+    if count < policy.max_attempts:
         return ""
     return (
-        f"{len(recent)} attempts failed within {policy.period_s:.0f} s"
+        f"{count} attempts failed within {policy.period_s:.0f} s"
         f" (policy.max_attempts allows {policy.max_attempts})."
     )
 
 
 def is_deterministic(incidents: tuple[Incident, ...]) -> bool:
-    """Say whether the last failure happened before: the same one at the same step."""
+    """Say whether the last failure happened before: the same one at the same step.
+
+    Another GPU that breaks is another failure.
+    """
     *before, now = incidents
+    any_gpu = now.kind is not Kind.GPU_FAULT
     return any(
         (one.fingerprint, one.last_step, one.kind) == (now.fingerprint, now.last_step, now.kind)
+        and (any_gpu or one.gpu == now.gpu)
         for one in before
     )

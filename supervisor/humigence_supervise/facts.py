@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TypeVar
+
 from humigence_supervise.records import Record
+
+E = TypeVar("E", bound=StrEnum)
 
 
 class FactError(ValueError):
@@ -58,6 +63,18 @@ class Facts:
     def optional_text(self, key: str) -> str | None:
         """Return a text, where there is one."""
         return None if self._record.facts.get(key) is None else self.text(key)
+
+    def member(self, key: str, kinds: type[E]) -> E:
+        """Return a text that is a member of an enumeration."""
+        value = self.text(key)
+        try:
+            return kinds(value)
+        except ValueError:
+            raise self._bad(key, f"a {kinds.__name__.lower()} known to this version") from None
+
+    def optional_member(self, key: str, kinds: type[E]) -> E | None:
+        """Return a member of an enumeration, where there is one."""
+        return None if self._record.facts.get(key) is None else self.member(key, kinds)
 
     def boolean(self, key: str) -> bool:
         """Return true or false."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
-from humigence_supervise.budgets import Policy
 from humigence_supervise.decisions import (
     Complete,
     Decision,
@@ -19,86 +18,103 @@ from humigence_supervise.decisions import (
     WaitForMemory,
     WaitForSpace,
 )
-from humigence_supervise.domain import Diagnosis, Kind
+from humigence_supervise.domain import Diagnosis
 from humigence_supervise.moves import Move
 
-_NEXT_BEST = {
+HOPELESS: Final = "Not another attempt: it would only fail the same way again."
+LATER: Final = "Not another attempt now: what is wrong has to change first, and may in time."
+
+_OTHERS: Final = {
     Move.RETRY: "the same rung again",
     Move.DOWN: "the next lower rung",
-    Move.ELSEWHERE: "another GPU",
+    Move.ELSEWHERE: "other GPUs on this rung",
     Move.DEFRAGMENT: "another setting of the allocator",
     Move.SHRINK: "a smaller micro-batch",
     Move.OLDER: "an older checkpoint",
     Move.WAIT: "a longer wait",
     Move.WAIT_SPACE: "waiting for space",
-    Move.WAIT_MEMORY: "waiting for memory",
+    Move.WAIT_MEMORY: "waiting for the memory",
     Move.STOP: "the end of the run",
 }
 
 
-def why_not(decision: Decision, following: Move, diagnosis: Diagnosis) -> str:
-    """Return why the next best move is not made yet, one sentence."""
-    other = _NEXT_BEST[following]
-    kind = diagnosis.kind.value
-    match decision:
-        case Retry(defragment=True):
-            return f"Not {other}: the memory was there, so nothing has to be given up for it yet."
-        case Retry():
-            return f"Not {other} yet: that is slower or final, and a restart cures most of these."
-        case StepDown():
-            return f"Not {other}: {kind} would most likely come back on the same rung."
-        case ShrinkMicroBatch():
-            return f"Not {other}: smaller micro-batches cost only time, the result is the same."
-        case UseOlderCheckpoint():
-            return f"Not {other}: an older checkpoint costs some steps, the run goes on."
-        case WaitForSpace():
-            return f"Not {other}: without room the next checkpoint would be lost as well."
-        case WaitForMemory():
-            return (
-                f"Not {other} yet: nothing of ours is too large, and others' processes are let be."
-            )
-        case Stop(hopeless=True):
-            return "Not another attempt: it would only fail the same way again."
-        case Stop():
-            return "Not another attempt now: enough were made without the run getting further."
-        case StepUp() | GrowMicroBatch() | Complete():
-            return ""
+def why_not(decision: Decision, other: Move, diagnosis: Diagnosis) -> str:
+    """Return why the next best move is not made, one sentence."""
+    return f"Not {_OTHERS[other]}: {_because(decision, other, diagnosis)}."
+
+
+def _because(decision: Decision, other: Move, diagnosis: Diagnosis) -> str:
+    match decision, other:
+        case Retry(defragment=True), _:
+            return "the memory is there, so nothing has to be given up for it yet"
+        case Retry(delay_s=0.0), _:
+            return "the GPUs that are left are healthy, as far as anything tells"
+        case Retry(), Move.DOWN:
+            return "it is slower, and fresh processes cure most failures of this kind"
+        case Retry(), _:
+            return "there is a fair chance that it passes"
+        case StepDown(), Move.RETRY:
+            return f"{diagnosis.kind.value} would most likely come back on it"
+        case StepDown(), Move.SHRINK:
+            return "without the other GPUs' share of buffers it may fit as it is"
+        case StepDown(), Move.ELSEWHERE:
+            return "a rung of several GPUs needs the one that failed"
+        case StepDown(), Move.WAIT_MEMORY:
+            return "a lower rung can take a GPU that nobody else uses"
+        case StepDown(), _:
+            return "the lower rung has not failed"
+        case ShrinkMicroBatch(), _:
+            return "smaller micro-batches cost only time, the result is the same"
+        case UseOlderCheckpoint(), _:
+            return "an older checkpoint costs some steps, and the run goes on"
+        case WaitForSpace(), _:
+            return "without room the next checkpoint would be lost as well"
+        case WaitForMemory(), Move.DOWN:
+            return "all GPUs together are faster as soon as the memory is free"
+        case WaitForMemory(), _:
+            return "nothing of ours is too large, and what others hold comes back"
         case _:
-            assert_never(decision)
+            return "it is not needed"
 
 
-def unless(decision: Decision, policy: Policy, now: Incident, *, on_lowest_rung: bool) -> str:
-    """Return what would have led to another decision, one sentence."""
+def unless(decision: Decision, if_repeated: Decision, now: Incident) -> str:
+    """Return what would have led to another decision, or would lead to one next.
+
+    `if_repeated` is what would be decided if the same failure came at the same step again.
+    """
+    repeated = f"The same failure at step {now.last_step} again would {_would(if_repeated)}"
     key = f"policy.{now.kind.value}"
-    again = "stop the run" if on_lowest_rung else "lead to the next lower rung"
+    match decision:
+        case StepDown():
+            there = f"The same failure on the lower rung would {_would(if_repeated)}."
+            return f'"retry_same" for {key} would have kept the rung. {there}'
+        case WaitForSpace():
+            return f"With room for a checkpoint it would have been started at once. {repeated}."
+        case WaitForMemory():
+            return f"With the memory free it would have been started at once. {repeated}."
+        case _:
+            return f'{repeated}, progress begins the tries anew; "stop_and_tell" for {key} stops.'
+
+
+def _would(decision: Decision) -> str:
     match decision:
         case Retry(defragment=True):
-            return f"Running out of memory again would {again} or shrink the micro-batch."
+            return "be met with another setting of the allocator"
         case Retry():
-            return (
-                f"The same failure at step {now.last_step} again would {again}; a newer checkpoint"
-                f" or step gives the budget of {policy.attempts_without_progress} attempts back."
-            )
+            return "be tried once more"
         case StepDown():
-            return (
-                f'"retry_same" for {key} would have kept the rung, "stop_and_tell" ended the run.'
-            )
-        case ShrinkMicroBatch():
-            return f'"stop_and_tell" for {key} would have ended the run.'
+            return "lead to the next lower rung"
+        case StepUp():
+            return "lead to a higher rung"
+        case ShrinkMicroBatch() | GrowMicroBatch():
+            return "change the micro-batch"
         case UseOlderCheckpoint():
-            return "Without an older good checkpoint the run would have ended."
-        case WaitForSpace():
-            return "With room for a checkpoint the same rung would have been started at once."
-        case WaitForMemory():
-            return "With the memory free the same rung would have been started at once."
-        case Stop() if now.kind is Kind.USER_CODE:
-            return f'"retry_same" for {key} would have tried again.'
+            return "lead to a still older checkpoint"
+        case WaitForSpace() | WaitForMemory():
+            return "be waited for"
         case Stop():
-            return (
-                f"Progress before the failure, another action for {key}, or a larger"
-                " policy.attempts_without_progress or policy.max_attempts."
-            )
-        case StepUp() | GrowMicroBatch() | Complete():
-            return ""
+            return "end the run"
+        case Complete():
+            return "complete the run"
         case _:
             assert_never(decision)

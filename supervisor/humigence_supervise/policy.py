@@ -5,7 +5,7 @@ The table is in `moves.py`, what may be spent in `budgets.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from humigence_supervise.budgets import (
@@ -30,8 +30,8 @@ from humigence_supervise.decisions import (
     WaitForMemory,
     WaitForSpace,
 )
-from humigence_supervise.domain import Diagnosis, Kind
-from humigence_supervise.grounds import unless, why_not
+from humigence_supervise.domain import Diagnosis, Holder, Kind
+from humigence_supervise.grounds import HOPELESS, LATER, unless, why_not
 from humigence_supervise.moves import PATIENT, SELF_LIMITED, TRANSIENT, Move, row_of
 
 LONG_WAIT_S: Final = 30.0
@@ -72,24 +72,37 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     """Return what happens next after the last incident of `standing`, with the grounds."""
     if diagnosis.kind is Kind.HEALTHY:
         return Verdict(Complete(diagnosis.reason))
+    verdict = _judge(policy, standing, diagnosis)
+    if isinstance(verdict.decision, Stop):
+        return verdict
+    # What would follow if the decision did not help: the same failure at the same step.
+    again = standing.now
+    if isinstance(verdict.decision, StepDown):
+        again = replace(again, rung_index=verdict.decision.rung_index)
+    repeated = replace(standing, incidents=(*standing.incidents, again))
+    following = _judge(policy, repeated, diagnosis).decision
+    return replace(verdict, unless=unless(verdict.decision, following, standing.now))
+
+
+def _judge(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
+    """Return the verdict without what would change it, where it is no end of the run."""
     moves = _moves_left(policy, standing, diagnosis)
     excluded = diagnosis.gpu or "" if diagnosis.kind is Kind.GPU_FAULT else ""
     barred = _barred(policy, standing, diagnosis)
     for index, move in enumerate(moves):
-        decision = (
-            barred
-            if _is_barred(move, barred, policy, standing)
-            else _try(move, policy, standing, diagnosis)
-        )
-        if decision is None:
-            continue
-        following = next((m for m in moves[index + 1 :] if m is not move), Move.STOP)
-        return Verdict(
-            decision,
-            why_not(decision, following, diagnosis),
-            unless(decision, policy, standing.now, on_lowest_rung=standing.on_lowest_rung),
-            excluded,
-        )
+        later = moves[index + 1 :]
+        if barred is not None and _is_barred(move, policy, standing):
+            if move is Move.RETRY and Move.DOWN in later:
+                continue
+            return replace(barred, excluded_gpu=excluded)
+        if move is Move.STOP:
+            return replace(_end(policy, standing, diagnosis), excluded_gpu=excluded)
+        decision = _try(move, policy, standing, diagnosis)
+        if decision is not None:
+            # A move that was skipped to leaves itself behind: it is not the next best one.
+            made = Move.DOWN if isinstance(decision, StepDown) else move
+            best = next((other for other in later if other is not made), Move.STOP)
+            return Verdict(decision, why_not(decision, best, diagnosis), "", excluded)
     raise AssertionError("Move.STOP is always possible")
 
 
@@ -110,34 +123,49 @@ def _moves_left(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> tup
 # --- what forbids a further attempt ------------------------------------------------------------
 
 
-def _barred(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Stop | None:
+def _barred(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict | None:
     """Return the end of a run that has spent what it may on attempts, None before that."""
-    why = period_spent(policy, standing.incidents, standing.now_s)
-    why = why or spent(policy, standing.incidents)
-    if why:
-        return Stop(f"{why} The last one: {diagnosis.reason}", hopeless=False)
     now = standing.now
     code_at_start = now.kind is Kind.USER_CODE and now.last_step <= now.first_step
     if code_at_start and now.kind not in policy.overrides:
-        return Stop(
+        stop = Stop(
             f"{diagnosis.reason} It failed before any new step, and would again."
             f" {diagnosis.advice}",
             hopeless=True,
         )
-    return None
+        return Verdict(stop, HOPELESS, "After a new step it would have been tried once more.")
+    why = period_spent(policy, standing.incidents, standing.now_s)
+    why = why or spent(policy, standing.incidents)
+    if not why:
+        return None
+    if _is_repeated(standing):
+        return _end(policy, standing, diagnosis)
+    return Verdict(
+        Stop(f"{why} The last one: {diagnosis.reason}", hopeless=False),
+        LATER,
+        "Progress would have given the budget back, a larger one allowed another attempt.",
+    )
 
 
-def _is_barred(move: Move, barred: Stop | None, policy: Policy, standing: Standing) -> bool:
+def _is_barred(move: Move, policy: Policy, standing: Standing) -> bool:
     """Say whether a spent budget forbids this move.
 
     A move that can be made only so often needs no budget of attempts without progress; waiting
     for the world needs none at all.
     """
-    if barred is None or move is Move.STOP or move in PATIENT:
+    if move is Move.STOP:
+        return False
+    if move in PATIENT and is_patient(policy, standing.now):
         return False
     if move in SELF_LIMITED:
         return bool(period_spent(policy, standing.incidents, standing.now_s))
     return True
+
+
+def _is_repeated(standing: Standing) -> bool:
+    """Say whether a failure is known to come back on this rung: the same one at the same step."""
+    now = standing.now
+    return is_deterministic(standing.incidents) and now.holder is not Holder.STRANGER
 
 
 # --- the moves ---------------------------------------------------------------------------------
@@ -149,7 +177,7 @@ def _try(move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis) -
     fruitless = len(fruitless_before(standing.incidents))
     match move:
         case Move.RETRY:
-            if is_deterministic(standing.incidents):
+            if _is_repeated(standing):
                 return _skip_rung(policy, standing, diagnosis)
             delay_s = policy.backoff.delay_s(fruitless, standing.chance)
             return Retry(
@@ -198,20 +226,20 @@ def _try(move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis) -
         case Move.WAIT_MEMORY:
             return _wait_for_memory(policy, standing, diagnosis)
         case Move.STOP:
-            return _stop(standing, diagnosis)
+            return None
         case _:
             assert_never(move)
 
 
-def _skip_rung(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision:
-    now = standing.now
-    may_go_down = Move.DOWN in row_of(diagnosis, policy.overrides)
-    if may_go_down and not standing.on_lowest_rung:
-        return StepDown(
-            f"The same failure at step {now.last_step} twice: it is deterministic on this rung.",
-            now.rung_index + 1,
-        )
-    return _stop(standing, diagnosis)
+def _skip_rung(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision | None:
+    """Leave the rung; None where that is no way out, so that the run ends."""
+    if Move.DOWN not in row_of(diagnosis, policy.overrides) or standing.on_lowest_rung:
+        return None
+    return StepDown(
+        f"The same failure at step {standing.now.last_step} twice: it is deterministic on this"
+        " rung.",
+        standing.now.rung_index + 1,
+    )
 
 
 def _shrink(micro_samples: int | None) -> Decision | None:
@@ -238,23 +266,34 @@ def _wait_for_memory(policy: Policy, standing: Standing, diagnosis: Diagnosis) -
     )
 
 
-def _stop(standing: Standing, diagnosis: Diagnosis) -> Stop:
-    now = standing.now
-    repeated = is_deterministic(standing.incidents) and not is_patient(now)
-    why = ""
-    if diagnosis.kind is Kind.CUDA_OOM and standing.micro_samples is None:
-        why = " The micro-batch cannot be made smaller: no batch is configured (batch.micro)."
-    if diagnosis.kind is Kind.CUDA_OOM and standing.micro_samples == 1:
-        why = " Micro-batches of 1 sample do not fit either: no smaller one is left to try."
-    if diagnosis.kind is Kind.GPU_FAULT and standing.gpus_left == 0:
-        why = " No healthy GPU is left: reset it (nvidia-smi -r) or reboot."
-    first = ""
-    if repeated:
-        first = (
-            f"The same failure at step {now.last_step} twice, and no lower rung would avoid it:"
-            " it is deterministic, trying again cannot help. "
+def _end(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
+    """Return the end of the run at the end of a row."""
+    now, what = standing.now, f"{diagnosis.reason}{_nothing_left(standing, diagnosis)}"
+    temporary = diagnosis.kind in TRANSIENT or now.holder is Holder.STRANGER
+    if _is_repeated(standing):
+        # Whatever keeps an attempt from its first step, another hour may cure it.
+        hopeless = not temporary or now.last_step > now.first_step
+        stop = Stop(
+            f"The same failure at step {now.last_step} twice, and no lower rung would avoid it: it"
+            f" is deterministic, trying again cannot help. {what} {diagnosis.advice}",
+            hopeless=hopeless,
         )
-    return Stop(
-        f"{first}{diagnosis.reason}{why} {diagnosis.advice}",
-        hopeless=repeated or diagnosis.kind not in TRANSIENT,
-    )
+        changed = "Another failure, or the same one at another step, would have been tried again."
+        return Verdict(stop, HOPELESS if hopeless else LATER, changed)
+    stop = Stop(f"{what} {diagnosis.advice}", hopeless=not temporary)
+    if row_of(diagnosis, policy.overrides) == (Move.STOP,):
+        changed = "Nothing but a change of what is wrong would have led to another attempt."
+    else:
+        changed = "Progress before it failed again would have given it more tries."
+    return Verdict(stop, LATER if temporary else HOPELESS, changed)
+
+
+def _nothing_left(standing: Standing, diagnosis: Diagnosis) -> str:
+    """Return why the moves of a row are used up, where that is worth a sentence."""
+    if diagnosis.kind is Kind.CUDA_OOM and standing.micro_samples is None:
+        return " The micro-batch cannot be made smaller: no batch is configured (batch.micro)."
+    if diagnosis.kind is Kind.CUDA_OOM and standing.micro_samples == 1:
+        return " Micro-batches of 1 sample do not fit either: no smaller one is left to try."
+    if diagnosis.kind is Kind.GPU_FAULT and standing.gpus_left == 0:
+        return " No healthy GPU is left: reset it (nvidia-smi -r) or reboot."
+    return ""

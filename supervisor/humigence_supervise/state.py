@@ -122,7 +122,8 @@ class State:
     since. `stop` is the exit code a requested stop ends with, None when none was requested.
     `quiet_checkpoints` were committed since the last incident; `unprepared` counts the times in
     a row that no attempt could be prepared. `excluded_gpus` must not be used, whatever they are
-    called: UUID, index or PCI bus id. `resumed_at_s` is when an operator last started it again.
+    called: UUID, index or PCI bus id. `rung_since_s` is since when it is on its rung, None
+    from the start of the run.
     """
 
     phase: Phase = field(default_factory=Ready)
@@ -138,7 +139,7 @@ class State:
     defragment: bool = False
     stop: int | None = None
     leaving: Leaving | None = None
-    resumed_at_s: float | None = None
+    rung_since_s: float | None = None
     progress_at_s: float = 0.0
     quiet_checkpoints: int = 0
     unprepared: int = 0
@@ -241,7 +242,7 @@ def _resumed(state: State, facts: Facts) -> State:
         promotions=(),
         unprepared=0,
         quiet_checkpoints=0,
-        resumed_at_s=facts.optional_number("at_s"),
+        rung_since_s=facts.optional_number("at_s"),
         rung_index=facts.integer("rung_index"),
         micro_samples=micro,
         larger_micro=None if micro is None else state.larger_micro,
@@ -267,43 +268,44 @@ def _planned(state: State, facts: Facts) -> State:
 def _waits(state: State, facts: Facts) -> State:
     unprepared = facts.optional_integer("unprepared") or 0
     state = replace(state, unprepared=unprepared)
-    want = facts.optional_text("want")
+    want = facts.optional_member("want", Want)
     need_mib = facts.optional_integer("need_mib")
     if want is None and need_mib is None:
         return replace(state, phase=Waiting(facts.number("until_s"), facts.number("delay_s")))
     stranger = None
-    if want == Want.GPU_MEMORY:
+    if want is Want.GPU_MEMORY:
         gpu, pid = facts.optional_text("gpu"), facts.optional_integer("pid")
         if gpu is not None or pid is not None:
             stranger = Stranger(gpu or "", pid, facts.optional_integer("held_mib"))
     room = WaitingForRoom(
-        Want(want or Want.DISK), need_mib or 0, stranger, facts.optional_number("until_s")
+        want or Want.DISK, need_mib or 0, stranger, facts.optional_number("until_s")
     )
     return replace(state, phase=room)
 
 
 def _decided(state: State, facts: Facts) -> State:
-    holder = facts.optional_text("holder")
     incident = Incident(
         attempt=state.attempt,
         rung_index=state.rung_index,
-        kind=Kind(facts.text("kind")),
+        kind=facts.member("kind", Kind),
         fingerprint=facts.text("fingerprint"),
         at_s=facts.number("at_s"),
         first_step=facts.integer("first_step"),
         last_step=facts.integer("last_step"),
         checkpoint_step=facts.integer("checkpoint_step"),
         gpu=facts.optional_text("gpu") or "",
-        holder=None if holder is None else Holder(holder),
+        holder=facts.optional_member("holder", Holder),
     )
     failed = incident.kind is not Kind.HEALTHY
     before, micro = state.micro_samples, facts.optional_integer("micro_samples")
+    rung_index = facts.integer("rung_index")
     excluded = facts.texts("excluded_gpus")
     state = replace(
         state,
         phase=Ready(),
         leaving=None,
-        rung_index=facts.integer("rung_index"),
+        rung_index=rung_index,
+        rung_since_s=state.rung_since_s if rung_index == state.rung_index else incident.at_s,
         micro_samples=micro,
         defragment=facts.optional_boolean("defragment") or state.defragment,
         excluded_gpus=state.excluded_gpus if excluded is None else excluded,

@@ -60,8 +60,8 @@ def promotion_due(
     failed = failed_promotions(state, promoting.after_s)
     wait_s = promoting.after_s * 2 ** min(failed, _MOST_DOUBLINGS)
     marks = [one.at_s for one in state.incidents] + [one.at_s for one in state.promotions]
-    if state.resumed_at_s is not None:
-        marks.append(state.resumed_at_s)
+    if state.rung_since_s is not None:
+        marks.append(state.rung_since_s)
     healthy_s = now_s - max(marks, default=now_s)
     if healthy_s < wait_s:
         return None
