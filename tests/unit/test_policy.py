@@ -1,227 +1,265 @@
-"""The policy as a table: a history and a diagnosis, and the decision an expert would take."""
+"""The rules around the table of the policy: budgets, repetition, overrides, delays, bounds.
+
+What each kind leads to is in `test_decision_tables.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from policy_play import NEED_MIB, STRANGER_MIB, STRANGER_PID, Between, Failure, Play
 
-from humigence_supervise.domain import (
+from humigence_supervise.budgets import Backoff, Policy
+from humigence_supervise.decisions import (
     Complete,
-    Confidence,
-    Decision,
-    Diagnosis,
-    Incident,
-    Kind,
-    Remedy,
     Retry,
-    ShrinkMicroBatch,
     StepDown,
     Stop,
+    Stranger,
     UseOlderCheckpoint,
+    WaitForMemory,
     WaitForSpace,
 )
-from humigence_supervise.policy import MOVES, Backoff, Move, Policy, Standing, decide
+from humigence_supervise.domain import Holder, Kind, Remedy
+from humigence_supervise.moves import HELD_BY, MOVES, OVERRIDES, Move
 
-NOW_S = 1_000_000.0
-
-
-def failed(
-    kind: Kind,
-    *,
-    rung: int = 0,
-    first: int = 10,
-    last: int = 10,
-    saved: int | None = None,
-    fingerprint: str = "",
-) -> Incident:
-    """Return an incident; `saved` is the newest checkpoint at its end (default: no new one)."""
-    checkpoint = first if saved is None else saved
-    mark = fingerprint or f"{kind.value}@{last}-{rung}-{first}"
-    return Incident(1, rung, kind, mark, NOW_S, first, last, checkpoint)
+UNKNOWN = Failure(Kind.UNKNOWN)
+SAME = Failure(Kind.UNKNOWN, same=True)
+CODE = Failure(Kind.USER_CODE)
+CODE_SAME = Failure(Kind.USER_CODE, same=True)
+NCCL = Failure(Kind.NCCL_REMOTE)
+DISK = Failure(Kind.DISK_FULL)
+HUB = Failure(Kind.NETWORK_HUB)
+STRANGER = Failure(Kind.CUDA_OOM, Holder.STRANGER)
 
 
-def judged(
-    *incidents: Incident,
-    policy: Policy | None = None,
-    micro: int | None = 4,
-    remedy: Remedy = Remedy.NONE,
-) -> Decision:
-    """Return the decision about the last incident on a ladder of two rungs."""
-    standing = Standing(incidents, 2, micro, need_mib=7, now_s=NOW_S, chance=0.5)
-    kind = incidents[-1].kind
-    found = Diagnosis(kind, None, (), remedy, "why", "do this", Confidence.LIKELY, "f")
-    return decide(policy or Policy(), standing, found)
+# --- the table itself ----------------------------------------------------------------------------
 
 
-N, OOM, U, C = Kind.NCCL_REMOTE, Kind.CUDA_OOM, Kind.UNKNOWN, Kind.USER_CODE
-
-
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
-        ([failed(N)], StepDown),
-        ([failed(Kind.NCCL_TIMEOUT)], StepDown),
-        ([failed(Kind.HANG)], StepDown),
-        ([failed(N, rung=1)], Retry),
-        ([failed(N), failed(N, rung=1)], Retry),
-        ([failed(OOM)], StepDown),
-        ([failed(OOM, rung=1)], ShrinkMicroBatch),
-        ([failed(Kind.RENDEZVOUS)], Retry),
-        ([failed(U)], Retry),
-        ([failed(U, last=11), failed(U, last=12)], StepDown),
-        ([failed(Kind.HOST_OOM)], Retry),
-        ([failed(Kind.SEGFAULT, rung=1, last=11), failed(Kind.SEGFAULT, rung=1, last=12)], Stop),
-        ([failed(Kind.GPU_FAULT)], StepDown),
-        ([failed(Kind.GPU_FAULT, rung=1)], Stop),
-        ([failed(Kind.CHECKPOINT_CORRUPT)], UseOlderCheckpoint),
-        ([failed(Kind.CHECKPOINT_CORRUPT, first=0, last=0)], Stop),
-        ([failed(Kind.DISK_FULL)], WaitForSpace),
-        ([failed(C)], Stop),
-        ([failed(C, last=15)], Retry),
-        ([failed(C, last=15), failed(C, first=10, last=15)], Stop),
-        ([failed(Kind.IMPORT_ERROR)], Stop),
-        ([failed(Kind.CONFIG_ERROR)], Stop),
-        ([failed(Kind.NAN_DIVERGENCE, last=50, saved=50)], Stop),
-        ([failed(Kind.DEVICE_MISMATCH)], StepDown),
-        ([failed(Kind.PREMATURE_SUCCESS)], Retry),
-    ],
-)
-def test_the_table(history: list[Incident], expected: type[Decision]) -> None:
-    """Each kind's first move, and the next one when the first did not help."""
-    decision = judged(*history)
-    assert isinstance(decision, expected), decision
-    assert decision.reason
-
-
-def test_every_kind_has_a_row() -> None:
+def test_every_kind_and_every_holder_has_a_row() -> None:
     """No diagnosis can leave the supervisor without an answer."""
     assert set(MOVES) == set(Kind) - {Kind.HEALTHY}
-    for row in MOVES.values():
-        assert Move.STOP in row or set(row) == {Move.WAIT_SPACE}
+    assert set(HELD_BY) == set(Holder)
+    assert set(OVERRIDES) == set(Remedy) - {Remedy.NONE}
 
 
-def test_healthy_completes() -> None:
-    """A reached target ends the run."""
-    assert isinstance(judged(failed(Kind.HEALTHY)), Complete)
+@pytest.mark.parametrize("row", [*MOVES.values(), *HELD_BY.values(), *OVERRIDES.values()])
+def test_every_row_ends_with_a_stop_and_has_it_nowhere_else(row: tuple[Move, ...]) -> None:
+    """A row is finite, and nothing stands behind its end."""
+    assert row[-1] is Move.STOP
+    assert row.count(Move.STOP) == 1
 
 
-def test_three_attempts_without_progress_end_the_run_and_progress_refills() -> None:
-    """The budget counts checkpoints, not attempts."""
-    fruitless = [failed(U, last=10 + n, rung=n % 2) for n in range(3)]
-    stopped = judged(*fruitless)
-    assert isinstance(stopped, Stop)
-    assert not stopped.hopeless
-    refilled = judged(*fruitless[:2], replace(fruitless[2], checkpoint_step=20))
-    assert not isinstance(refilled, Stop)
+# --- budgets -------------------------------------------------------------------------------------
 
 
-def test_a_failure_after_progress_begins_its_row_anew() -> None:
-    """Ten retries in a long run are fine as long as each one got further."""
-    history = [failed(U, first=10 * n, last=10 * n + 15, saved=10 * n + 10) for n in range(10)]
-    assert isinstance(judged(*history), Retry)
+def test_three_attempts_without_progress_end_the_run() -> None:
+    """Whatever the kinds are; the third one is told as what used the budget up."""
+    play = Play(rungs=1)
+    for kind in (Kind.RENDEZVOUS, Kind.SEGFAULT):
+        assert isinstance(play.fail(Failure(kind)), Retry)
+    end = play.fail(Failure(Kind.HOST_OOM))
+    assert isinstance(end, Stop)
+    assert not end.hopeless
+    assert "policy.attempts_without_progress is 3" in end.reason
 
 
-def test_the_same_failure_at_the_same_step_skips_a_rung_then_stops() -> None:
-    """Deterministic failures are not repeated, even when a retry would be the next move."""
-    twice = [failed(U, last=15, fingerprint="same") for _ in range(2)]
-    down = judged(*twice, policy=Policy(retries=2))
+@pytest.mark.parametrize("between", [Between.STEPS, Between.CHECKPOINT])
+def test_progress_gives_the_attempts_back(between: Between) -> None:
+    """A new step or a new checkpoint in the third attempt: three more are there."""
+    play = Play(rungs=1)
+    play.fail(Failure(Kind.RENDEZVOUS))
+    play.fail(Failure(Kind.SEGFAULT))
+    assert isinstance(play.fail(Failure(Kind.HOST_OOM), between), Retry)
+    assert isinstance(play.fail(Failure(Kind.RENDEZVOUS)), Retry)
+    assert isinstance(play.fail(Failure(Kind.SEGFAULT)), Retry)
+    assert isinstance(play.fail(Failure(Kind.DATALOADER)), Stop)
+
+
+def test_steps_that_were_done_before_are_no_progress() -> None:
+    """From checkpoint 20 to step 21 again and again: that ends, with 21 reached only once."""
+    play = Play(rungs=1)
+    play.fail(Failure(Kind.RENDEZVOUS), Between.STEPS)
+    play.fail(Failure(Kind.SEGFAULT), Between.AGAIN)
+    play.fail(Failure(Kind.HOST_OOM), Between.AGAIN)
+    assert isinstance(play.fail(Failure(Kind.DATALOADER), Between.AGAIN), Stop)
+
+
+def test_an_attempt_that_progressed_and_failed_is_the_first_of_its_row() -> None:
+    """It failed, too: what follows without progress is the second failure."""
+    play = Play()
+    assert isinstance(play.fail(UNKNOWN, Between.CHECKPOINT), Retry)
+    assert isinstance(play.fail(UNKNOWN), StepDown)
+
+
+@pytest.mark.parametrize("between", [Between.STEPS, Between.CHECKPOINT])
+def test_attempts_within_a_period_are_bounded_whatever_their_progress(between: Between) -> None:
+    """The 20th failure of a day ends the run; with pauses of hours it goes on."""
+    hourly = Play()
+    assert hourly.until_it_ends(UNKNOWN, between) == "retry*19 75"
+    rarely = Play()
+    for _ in range(60):
+        rarely.now_s += 2 * 3600
+        assert isinstance(rarely.fail(UNKNOWN, between), Retry)
+
+
+@pytest.mark.parametrize("waiting", [DISK, HUB, STRANGER])
+def test_what_is_waited_for_uses_up_no_attempts(waiting: Failure) -> None:
+    """Five waits, then two failures of our own: the third one ends the run, not the first."""
+    play = Play(rungs=1, gpus=1)
+    for _ in range(5):
+        assert isinstance(play.fail(waiting), WaitForSpace | WaitForMemory | Retry)
+    assert isinstance(play.fail(Failure(Kind.RENDEZVOUS)), Retry)
+    assert isinstance(play.fail(Failure(Kind.SEGFAULT)), Retry)
+    assert isinstance(play.fail(waiting), WaitForSpace | WaitForMemory | Retry)
+    assert isinstance(play.fail(Failure(Kind.HOST_OOM)), Stop)
+
+
+def test_an_out_of_memory_of_our_own_uses_up_attempts() -> None:
+    """The other side of a stranger's: three micro-batches that were too large count."""
+    play = Play()
+    for _ in range(3):
+        play.fail(Failure(Kind.CUDA_OOM, Holder.WORKLOAD))
+    assert isinstance(play.fail(UNKNOWN), Stop)
+
+
+# --- repetition ----------------------------------------------------------------------------------
+
+
+def test_the_same_failure_at_the_same_step_skips_a_rung_then_stops_with_93() -> None:
+    """Deterministic failures are not repeated, even where a retry would be the next move."""
+    play = Play(policy=Policy(retries=5, attempts_without_progress=99))
+    assert isinstance(play.fail(SAME, Between.STEPS), Retry)
+    down = play.fail(SAME, Between.AGAIN)
     assert isinstance(down, StepDown)
     assert "deterministic" in down.reason
-    below = [failed(U, rung=1, last=15, fingerprint="same") for _ in range(2)]
-    end = judged(*below, policy=Policy(retries=2))
+    end = play.fail(SAME, Between.AGAIN)
+    assert isinstance(end, Stop)
+    assert end.hopeless
+    assert "deterministic" in end.reason
+
+
+def test_another_step_or_another_fingerprint_is_another_failure() -> None:
+    """Neither the place alone nor the error alone makes it deterministic."""
+    generous = Policy(retries=9, attempts_without_progress=99)
+    for failure, between in ((UNKNOWN, Between.NOTHING), (SAME, Between.STEPS)):
+        play = Play(policy=generous)
+        for _ in range(5):
+            assert isinstance(play.fail(failure, between), Retry)
+
+
+def test_repetition_is_seen_through_other_failures() -> None:
+    """A bug at step 21 comes back there, whatever happened in between."""
+    play = Play(rungs=1)
+    assert isinstance(play.fail(CODE_SAME, Between.STEPS), Retry)
+    assert isinstance(play.fail(DISK), WaitForSpace)
+    end = play.fail(CODE_SAME, Between.AGAIN)
     assert isinstance(end, Stop)
     assert end.hopeless
 
 
-def test_the_micro_batch_shrinks_to_divisors_and_stops_at_one() -> None:
-    """The global batch can be split by every micro-batch tried."""
-    history = [failed(OOM, rung=1, fingerprint="oom")]
-    seen = []
-    micro = 12
-    while isinstance(decision := judged(*history, micro=micro), ShrinkMicroBatch):
-        assert micro % decision.micro_samples == 0
-        micro = decision.micro_samples
-        seen.append(micro)
-        history.append(history[0])
-    assert seen == [6, 3, 1]
-    assert isinstance(decision, Stop)
-    assert decision.hopeless
+# --- the user's own code -------------------------------------------------------------------------
 
 
-def patient() -> Policy:
-    """Return a policy whose budgets do not end the run."""
-    return Policy(attempts_without_progress=99, max_attempts=99)
+def test_code_that_fails_before_any_new_step_stops_at_once() -> None:
+    """Nothing the supervisor can change would let it get further."""
+    end = Play().fail(CODE)
+    assert isinstance(end, Stop)
+    assert end.hopeless
+    assert "before any new step" in end.reason
 
 
-def test_attempts_within_a_period_are_bounded_whatever_their_progress() -> None:
-    """A run that fails all day, always a little further, ends too."""
-    history = [failed(U, first=n, last=n + 2, saved=n + 1) for n in range(20)]
-    assert isinstance(judged(*history), Stop)
-    old = [replace(one, at_s=NOW_S - 90_000) for one in history[:-1]]
-    assert not isinstance(judged(*old, history[-1]), Stop)
+def test_code_that_fails_at_the_start_is_hopeless_with_a_spent_budget_too() -> None:
+    """A scheduler must not requeue it: 93 goes before the 75 of the attempts."""
+    play = Play()
+    play.fail(Failure(Kind.RENDEZVOUS))
+    play.fail(Failure(Kind.SEGFAULT))
+    end = play.fail(CODE)
+    assert isinstance(end, Stop)
+    assert end.hopeless
 
 
-def test_retries_are_repeated_as_often_as_the_policy_says() -> None:
-    """`policy.retries` 2 tries a rung twice more before the next one."""
-    twice = [failed(U, last=11), failed(U, last=12)]
-    assert isinstance(judged(*twice), StepDown)
-    assert isinstance(judged(*twice, policy=Policy(retries=2)), Retry)
+def test_code_that_fails_after_progress_has_one_retry() -> None:
+    """The same again, or anything without getting further: 93. Further on: another retry."""
+    repeated = Play()
+    assert isinstance(repeated.fail(CODE_SAME, Between.STEPS), Retry)
+    end = repeated.fail(CODE_SAME, Between.AGAIN)
+    assert isinstance(end, Stop)
+    assert end.hopeless
+    other = Play()
+    assert isinstance(other.fail(CODE, Between.STEPS), Retry)
+    end = other.fail(CODE, Between.AGAIN)
+    assert isinstance(end, Stop)
+    assert end.hopeless
+    further = Play()
+    for _ in range(3):
+        assert isinstance(further.fail(CODE_SAME, Between.CHECKPOINT), Retry)
 
 
-def test_an_override_takes_a_rows_place() -> None:
-    """`policy: {"nccl_remote": "retry_same"}` retries instead of falling back."""
-    policy = Policy(overrides={N: Remedy.RETRY_SAME})
-    assert isinstance(judged(failed(N), policy=policy), Retry)
-    assert isinstance(judged(failed(Kind.NCCL_INIT), policy=policy), StepDown)
+def test_an_override_lets_code_try_again_at_the_start() -> None:
+    """The operator knows better: `policy: {"user_code": "retry_same"}`."""
+    policy = Policy(overrides={Kind.USER_CODE: Remedy.RETRY_SAME})
+    assert isinstance(Play(policy=policy).fail(CODE), Retry)
 
 
-def test_giving_up_on_what_may_pass_is_not_hopeless() -> None:
-    """75 for what another hour may cure, 93 for what it cannot."""
-    spent = [failed(N, rung=1, last=10 + n) for n in range(2)]
-    gave_up = judged(*spent, policy=patient())
-    assert isinstance(gave_up, Stop)
-    assert not gave_up.hopeless
-    lost = judged(failed(Kind.IMPORT_ERROR))
-    assert isinstance(lost, Stop)
-    assert lost.hopeless
+# --- what the decisions say ----------------------------------------------------------------------
 
 
-def test_a_full_disk_is_waited_for_and_not_counted() -> None:
-    """However often the disk fills up, the run does not give up for want of progress."""
-    history = [failed(Kind.DISK_FULL, last=10 + n) for n in range(5)]
-    assert isinstance(judged(*history), WaitForSpace)
-    assert isinstance(judged(*history, failed(U, last=30)), Retry)
+def test_healthy_completes() -> None:
+    """A reached target ends the run, and needs no grounds."""
+    play = Play()
+    assert isinstance(play.fail(Failure(Kind.HEALTHY)), Complete)
+    assert (play.verdicts[0].why_not, play.verdicts[0].unless) == ("", "")
 
 
-def test_evidence_that_says_stop_is_believed() -> None:
+def test_evidence_that_says_stop_is_believed_for_shared_memory_alone() -> None:
     """Shared memory that a data loader used up is no matter of GPUs: the row is passed over."""
     stop = Remedy.STOP_AND_TELL
-    assert isinstance(judged(failed(Kind.SHM)), StepDown)
-    assert isinstance(judged(failed(Kind.SHM), remedy=stop), Stop)
-    assert isinstance(judged(failed(N), remedy=stop), StepDown)
+    assert isinstance(Play().fail(Failure(Kind.SHM)), StepDown)
+    assert isinstance(Play().fail(Failure(Kind.SHM, remedy=stop)), Stop)
+    assert isinstance(Play().fail(replace(NCCL, remedy=stop)), StepDown)
 
 
-def test_what_no_rung_cures_does_not_fall_back() -> None:
-    """The user's own error at the same step twice ends the run, whatever was saved between."""
-    twice = [
-        failed(C, first=10, last=25, saved=20, fingerprint="same"),
-        failed(C, first=20, last=25, saved=24, fingerprint="same"),
-    ]
-    decision = judged(*twice)
-    assert isinstance(decision, Stop)
-    assert decision.hopeless
+def test_a_full_disk_says_how_much_is_needed() -> None:
+    """The room of the next checkpoint."""
+    decision = Play().fail(DISK)
+    assert isinstance(decision, WaitForSpace)
+    assert decision.need_mib == NEED_MIB
 
 
-def test_a_failure_right_after_progress_counts_with_it() -> None:
-    """An attempt that progressed and failed, then one that did not: that is the second failure."""
-    history = [failed(U, first=0, last=12, saved=10), failed(U, first=10, last=11)]
-    assert isinstance(judged(*history), StepDown)
+def test_a_stranger_on_the_gpu_is_named_and_waited_for() -> None:
+    """Its pid, its GPU and what it holds; the patience is the longest delay."""
+    decision = Play().fail(STRANGER)
+    assert isinstance(decision, WaitForMemory)
+    assert decision.stranger == Stranger("GPU-0", STRANGER_PID, STRANGER_MIB)
+    assert decision.patience_s == Backoff().max_s
 
 
-def test_the_backoff_exponent_is_capped() -> None:
-    """Thousands of fruitless attempts do not overflow a float."""
-    assert Backoff(max_s=1e308, factor=10.0).delay_s(100_000, 0.5) <= 1e308
+def test_an_older_checkpoint_puts_aside_the_one_that_was_resumed() -> None:
+    """It is named by its step."""
+    decision = Play().fail(Failure(Kind.CHECKPOINT_CORRUPT))
+    assert isinstance(decision, UseOlderCheckpoint)
+    assert decision.bad_step == 20
+
+
+def test_only_a_gpu_fault_excludes_a_gpu() -> None:
+    """An NCCL error names a GPU as well, and is no proof against it."""
+    for kind in Kind:
+        play = Play()
+        play.fail(Failure(kind))
+        assert play.excluded == (("GPU-0",) if kind is Kind.GPU_FAULT else ())
+
+
+def test_an_end_of_the_sums_of_memory_says_so() -> None:
+    """No batch configured, or one sample already: two different things to do."""
+    for micro, words in ((None, "batch.micro"), (1, "of 1 sample")):
+        play = Play(rungs=1, micro=micro)
+        end = play.fail(Failure(Kind.CUDA_OOM, Holder.WORKLOAD))
+        assert words in end.reason
+
+
+# --- backoff -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("fruitless", "delay_s"), [(0, 1.0), (1, 2.0), (5, 32.0), (500, 300.0)])
@@ -231,3 +269,18 @@ def test_backoff_grows_and_is_capped(fruitless: int, delay_s: float) -> None:
     assert backoff.delay_s(fruitless, 0.5) == pytest.approx(delay_s)
     assert backoff.delay_s(fruitless, 0.0) == pytest.approx(delay_s * 0.8)
     assert backoff.delay_s(fruitless, 0.999999) <= delay_s * 1.2
+
+
+def test_the_backoff_exponent_is_capped() -> None:
+    """Thousands of fruitless attempts do not overflow a float."""
+    assert Backoff(max_s=1e308, factor=10.0).delay_s(100_000, 0.5) <= 1e308
+
+
+def test_a_service_that_is_down_is_waited_for_longer_within_the_cap() -> None:
+    """Thirty seconds at first, doubled each time, never more than `max_s`."""
+    play = Play()
+    delays = [d.delay_s for _ in range(8) if isinstance(d := play.fail(HUB), Retry)]
+    assert delays == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0, 300.0, 300.0]
+    capped = Play(policy=Policy(backoff=Backoff(max_s=5.0))).fail(HUB)
+    assert isinstance(capped, Retry)
+    assert capped.delay_s == 5.0
