@@ -11,7 +11,7 @@ from humigence_supervise.domain import Section
 from humigence_supervise.history import AttemptStory, attempt_stories, integer, items, text
 from humigence_supervise.journal import read_journal
 from humigence_supervise.printable import for_people
-from humigence_supervise.records import Entry, Json
+from humigence_supervise.records import Entry, Event, Json
 from humigence_supervise.steps import steps_of
 from humigence_supervise.surroundings import lines_around, marked
 
@@ -68,6 +68,7 @@ def explain_document(run_dir: Path, incident: int | None = None) -> Document:
         "unless": text(story.decision, "unless") or None,
         "rung_change": story.rung_change or None,
         "next_attempt": _next(later),
+        "run_ended": _run_ended(entries, story, later),
         "lost": _lost(run_dir, entries, story, stories),
         "advice": text(story.diagnosis, "advice") or None,
     }
@@ -88,7 +89,7 @@ def explain_text(document: Document) -> str:
         ("", str(document["why_not"] or "")),
         ("unless", str(document["unless"] or "")),
         ("", str(document["rung_change"] or "")),
-        ("then", _next_line(document)),
+        ("then", str(document["run_ended"] or _next_line(document))),
         ("lost", _lost_line(document)),
         ("what to do", str(document["advice"] or "")),
     ]
@@ -124,6 +125,17 @@ def _root(run_dir: Path, story: AttemptStory) -> Json:
     proof = str(root.get("text"))
     around = lines_around(path, line, proof) if isinstance(line, int) else []
     return {**root, "path": str(path), "around": around}
+
+
+def _run_ended(
+    entries: tuple[Entry, ...], story: AttemptStory, later: list[AttemptStory]
+) -> str | None:
+    """Return why no attempt followed though the decision was to go on; None where one did."""
+    last = entries[-1].record
+    over = last.event in {Event.RUN_FAILED, Event.RUN_GAVE_UP, Event.RUN_STOPPED}
+    if later or not over or text(story.decision, "decision") == "Stop":
+        return None
+    return last.message
 
 
 def _next(later: list[AttemptStory]) -> Json:

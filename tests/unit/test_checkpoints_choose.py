@@ -294,6 +294,15 @@ def test_free_space_is_that_of_the_disk_the_path_will_be_on(small_disk):
     assert free_mib(small_disk) == 0
 
 
+def test_a_disk_without_inodes_has_no_room(small_disk):
+    """Space is left, and still no file can be made: that is a full disk."""
+    subprocess.run(["mount", "-o", "remount,nr_inodes=40", small_disk], check=True)
+    assert free_mib(small_disk) == 1
+    for number in range(30):
+        (small_disk / str(number)).touch()
+    assert free_mib(small_disk) == 0
+
+
 def test_free_space_of_a_link_to_itself_is_unknown(tmp_path):
     """What cannot be asked is unknown, not zero."""
     loop = tmp_path / "loop"

@@ -17,6 +17,8 @@ from humigence_supervise.domain import Checkpoint
 
 MIB: Final = 1024 * 1024
 SIZED_CHECKPOINTS: Final = 3
+FILES_OF_ONE: Final = 16
+"""Inodes that a small checkpoint takes; file systems that make them as needed count none."""
 QUARANTINE_DIR: Final = "quarantine"
 REASON_FILE: Final = "REASON.txt"
 
@@ -135,7 +137,8 @@ def needed_mib(checkpoint_dir: Path) -> int | None:
 def free_mib(path: Path) -> int | None:
     """Return the space an ordinary user may still write at `path`, in MiB; None is unknown.
 
-    A path that does not exist yet is answered for the nearest folder above it that does.
+    A path that does not exist yet is answered for the nearest folder above it that does. A disk
+    that cannot hold the files of one more checkpoint has no room, whatever space is left.
     """
     for place in (path, *path.parents):
         try:
@@ -144,6 +147,8 @@ def free_mib(path: Path) -> int | None:
             continue
         except OSError:
             return None
+        if status.f_files and status.f_favail < FILES_OF_ONE:
+            return 0
         return status.f_bavail * status.f_frsize // MIB
     return None
 
