@@ -24,16 +24,31 @@ class Preset(StrEnum):
     TORCHRUN = "torchrun"
 
 
+class TrainingBar(StrEnum):
+    """Which of the progress bars in the output counts optimizer steps, and so shows the target."""
+
+    FIRST = "first"
+    """The first one without a description. Data sets and checkpoint shards are loaded under bars
+    that have one, and evaluation comes later."""
+    ANNOUNCED = "announced"
+    """The one whose total the program stated before; any other may count the batches of an epoch
+    that is left when the steps are done."""
+
+
 @dataclass(frozen=True, slots=True)
 class PresetFacts:
     """Defaults of one preset.
 
-    `step_pattern` has one group, the completed step, or is None when nothing is known.
+    `step_pattern` has one group, the completed step, or is None when nothing is known. Where
+    `training_bar` is set, only that bar is read. `summary` is a text that stands in the output of
+    a training that returned, before its last step as well; "" where there is none.
     """
 
     resume_args: tuple[str, ...] = ()
     batch_args: tuple[str, ...] = ()
     step_pattern: str | None = None
+    training_bar: TrainingBar | None = None
+    summary: str = ""
 
 
 PRESETS: Final[Mapping[Preset, PresetFacts]] = {
@@ -49,6 +64,8 @@ PRESETS: Final[Mapping[Preset, PresetFacts]] = {
             "{grad_accum}",
         ),
         step_pattern=r"\b(\d+)/\d+ \[",
+        training_bar=TrainingBar.FIRST,
+        summary="train_runtime",
     ),
     # The *_no_trainer.py examples of transformers and accelerate.
     Preset.ACCELERATE: PresetFacts(
@@ -60,8 +77,10 @@ PRESETS: Final[Mapping[Preset, PresetFacts]] = {
             "{grad_accum}",
         ),
         step_pattern=r"\b(\d+)/\d+ \[",
+        training_bar=TrainingBar.ANNOUNCED,
     ),
     # LightningCLI's `fit`; the batch is a property of the user's DataModule, so none is assumed.
+    # Its bar counts the batches of an epoch, which are neither steps nor a target.
     Preset.LIGHTNING: PresetFacts(resume_args=("--ckpt_path={checkpoint}",)),
     # configurator.py takes --key=value; it resumes from its own out_dir. Its accumulation is
     # counted over all ranks and divided by the world size, so it keeps the global batch itself.
