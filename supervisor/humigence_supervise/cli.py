@@ -269,6 +269,28 @@ def explain(
 
 
 @app.command()
+def replay(
+    source: Annotated[
+        str, typer.Argument(metavar="JOURNAL|LOG", help="Journal, run, log, attempt folder, or -.")
+    ],
+    *,
+    config: Annotated[
+        Path | None, typer.Option(metavar="CONFIG", help="Judge with the policy of this config.")
+    ] = None,
+    rediagnose: Annotated[
+        bool, typer.Option("--rediagnose", help="Read the evidence of the attempts again.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the present policy decides about an old run or log; start nothing."""
+    from humigence_supervise.replay import replay_document
+    from humigence_supervise.replay_text import replay_text
+
+    document = replay_document(source, Path.cwd(), config, rediagnose=rediagnose)
+    typer.echo(json.dumps(document) if as_json else replay_text(document))
+
+
+@app.command()
 def report(
     run: RunArgument,
     *,
