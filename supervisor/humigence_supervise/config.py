@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from humigence_supervise.config_models import RungSettings, Settings, WorkerSettings
+from humigence_supervise.config_overrides import Refused, refused_overrides
 from humigence_supervise.config_problems import Problem, describe, readable_path
 from humigence_supervise.config_text import (
     Document,
@@ -59,6 +60,7 @@ def parse_settings(data: bytes, path: Path, *, own_python: Path = Path("python3"
         what = 'the configuration must be an object: {"name": "demo"}'
         raise ConfigError((_sentence(path, document.place_of_value(()), "", what),))
     found = [_duplicate(duplicate) for duplicate in document.duplicates]
+    found += [_override(document, refused) for refused in refused_overrides(document.value)]
     try:
         settings = Settings.model_validate_json(document.text)
     except ValidationError as error:
@@ -85,6 +87,11 @@ class _PlainSchema(GenerateJsonSchema):
 def _duplicate(duplicate: Duplicate) -> Problem:
     what = f"stands twice: in line {duplicate.first.line} and again here; keep one"
     return duplicate.second, readable_path(duplicate.path), what
+
+
+def _override(document: Document, refused: Refused) -> Problem:
+    place = document.place_of_key if refused.is_key else document.place_of_value
+    return place(refused.path), readable_path(refused.path), refused.what
 
 
 def _invalid(document: Document, error: ValidationError) -> list[Problem]:

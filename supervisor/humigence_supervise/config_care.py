@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from humigence_supervise.config_overrides import overrides_schema
 from humigence_supervise.config_types import Command, Count, EventName, Model, Seconds, Url
 from humigence_supervise.domain import Kind, Remedy
 
@@ -39,8 +40,15 @@ class BackoffSettings(Model):
         return self
 
 
+def _with_kinds(schema: dict[str, Any]) -> None:
+    """Add the kinds that may stand beside the other keys of `policy`."""
+    schema["properties"] |= overrides_schema()
+
+
 class PolicySettings(Model):
     """What is done about failures."""
+
+    model_config = ConfigDict(json_schema_extra=_with_kinds)
 
     overrides: dict[Kind, Remedy] = Field(default_factory=dict)
     """Action per kind of failure, in place of the default one. A kind may also stand beside the

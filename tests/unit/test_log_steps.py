@@ -291,11 +291,12 @@ def test_of_a_large_output_the_end_decides(attempt, monkeypatch):
     assert read(where, "nanogpt") == NOTHING
 
 
-def test_a_line_that_was_cut_is_not_read(attempt, monkeypatch):
-    """Half a number would be a wrong one."""
-    monkeypatch.setattr(log_steps, "_FILE_BYTES", 4000)
-    text = "".join(f"step {step:030d}\n" for step in range(1000))
-    assert read(attempt(text), "torchrun", r"(\d+)$") == LogSteps(1, 999, None, 1)
+@pytest.mark.parametrize("most_bytes", range(4000, 4040, 4))
+def test_a_line_that_was_cut_is_not_read(attempt, monkeypatch, most_bytes):
+    """Half a number would be a wrong one, on both sides of what was left out."""
+    monkeypatch.setattr(log_steps, "_FILE_BYTES", most_bytes)
+    where = attempt("".join(f"step {step}\n" for step in range(1000, 3000)))
+    assert read(where, "torchrun", r"(\d+)$") == LogSteps(1000, 2999, None, 1)
 
 
 def test_bytes_that_are_no_text_are_survived(attempt):
