@@ -10,10 +10,10 @@ from typing import Final
 
 from humigence_supervise.aftermath import judge
 from humigence_supervise.budgets import Policy
-from humigence_supervise.domain import Diagnosis, Rung
+from humigence_supervise.domain import Diagnosis, Kind, Rung
 from humigence_supervise.happenings import Append, Context, Diagnosed
 from humigence_supervise.history import text
-from humigence_supervise.records import Record
+from humigence_supervise.records import Json, Record
 from humigence_supervise.state import (
     Diagnosing,
     Ended,
@@ -63,24 +63,21 @@ def forecast(
     micro_samples: int | None,
     steps: tuple[int, int],
     gpus: int,
+    alike: bool,
 ) -> tuple[Course, ...]:
-    """Return what is decided when a failure comes back at the same step, until the run ends.
+    """Return what is decided when a failure comes back without progress, until the run ends.
 
-    `steps` are the completed steps at the attempt's start and end. A GPU that fails is another one
-    each time, until none of `gpus` is left.
+    `steps` are the completed steps at the attempt's start and end. `alike`: it is the very same
+    failure each time, else one of its kind at another place. Of `gpus` GPUs another one fails
+    each time.
     """
     first_step, last_step = steps
     state = State(phase=Diagnosing(), attempt=1, first_step=first_step, checkpoint_step=first_step)
+    box = (diagnosis.gpu or _gpu(0), *(_gpu(number) for number in range(1, gpus)))
     now_s, courses = 0.0, list[Course]()
     while len(courses) < MOST_DECISIONS:
-        left = gpus - 1 - len(courses)
-        seen = Diagnosed(
-            diagnosis,
-            last_step=last_step,
-            checkpoint_step=first_step,
-            need_mib=0,
-            gpus=tuple(f"GPU-{number}" for number in range(left)),
-        )
+        found = _once_more(diagnosis, len(courses), alike=alike)
+        seen = Diagnosed(found, last_step, checkpoint_step=first_step, need_mib=0, gpus=box)
         context = context_of(rungs, policy, micro_samples, now_s)
         course, after = decide_again(state, seen, context)
         courses.append(course)
@@ -89,6 +86,19 @@ def forecast(
         now_s += course.delay_s
         state = replace(after, phase=Diagnosing(), attempt=state.attempt + 1)
     return tuple(courses)
+
+
+def _once_more(diagnosis: Diagnosis, times: int, *, alike: bool) -> Diagnosis:
+    """Return the diagnosis of a failure that came back so many times."""
+    if not alike:
+        diagnosis = replace(diagnosis, fingerprint=f"{diagnosis.fingerprint} {times}")
+    if times and diagnosis.kind is Kind.GPU_FAULT and diagnosis.gpu:
+        diagnosis = replace(diagnosis, gpu=_gpu(times))
+    return diagnosis
+
+
+def _gpu(number: int) -> str:
+    return f"number {number + 1}"
 
 
 def context_of(
@@ -140,3 +150,17 @@ def course_of(decided: Record, after: State, exit_code: int | None) -> Course:
 
 def _target(course: Course) -> tuple[str, int, int | None, bool]:
     return (course.decision, course.rung_index, course.micro_samples, course.defragment)
+
+
+def course_facts(course: Course, rungs: tuple[Rung, ...]) -> dict[str, Json]:
+    """Return a decision as a document says it; `rung` is the one the run goes on with."""
+    return {
+        "decision": course.decision,
+        "rung": rungs[course.rung_index].name,
+        "micro_samples": course.micro_samples,
+        "defragment": course.defragment,
+        "exit_code": course.exit_code,
+        "reason": course.reason,
+        "why_not": course.why_not or None,
+        "unless": course.unless or None,
+    }

@@ -29,15 +29,24 @@ def find_journal(source: str, cwd: Path) -> Path | None:
     """
     if source == STDIN:
         return None
-    path = Path(os.path.normpath(cwd / source)) if source and "\0" not in source else None
-    if path is not None and path.is_file() and _is_journal(path):
+    path = Path(os.path.normpath(cwd / source.replace("\0", "")))
+    there = bool(source) and _is_there(path)
+    if there and path.is_file() and _is_journal(path):
         return path
     try:
         return resolve(source, cwd) / contract.JOURNAL_FILE
     except RunNotFoundError:
-        if path is None or not path.exists() or "worker" in (read_small_object(path) or {}):
+        if not there or "worker" in (read_small_object(path) or {}):
             raise  # the config of a run that was never started is no log
         return None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError:  # not there, not to be reached, or too long for a name
+        return False
+    return True
 
 
 def _is_journal(path: Path) -> bool:
@@ -73,7 +82,8 @@ class Chosen:
         try:
             return cls._read(Path(named), "the run was started with it; as it is now")
         except ValueError as problem:
-            return cls._default(f"the run's config cannot be used now: {problem}")
+            why = "; ".join(str(problem).splitlines())
+            return cls._default(f"the run's config cannot be used now: {why}")
 
     @classmethod
     def _read(cls, config: Path, why: str) -> Chosen:

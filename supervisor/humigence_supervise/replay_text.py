@@ -87,14 +87,20 @@ def _log_rows(document: Document) -> Iterator[Row]:
     assumed = document["assumed"] if isinstance(document["assumed"], list) else []
     for name, one in zip(("assumed", *[""] * len(assumed)), assumed, strict=False):
         yield name, str(one)
-    yield "", ""
-    for _, alike in groupby(_objects(document["decisions"]), key=_course):
-        first, *more = alike
-        last = more[-1]["number"] if more else first["number"]
-        numbers = f"{first['number']}." if not more else f"{first['number']}.-{last}."
+    for sequence in _objects(document["sequences"]):
+        yield "", ""
+        if sequence["if"]:
+            yield "if", f"{sequence['if']}:"
+        yield from _sequence_rows(_objects(sequence["decisions"]))
+        yield "end", str(sequence["summary"])
+
+
+def _sequence_rows(decisions: list[Document]) -> Iterator[Row]:
+    for _, group in groupby(decisions, key=_course):
+        first, *more = group
+        last = more[-1] if more else first
+        numbers = f"{first['number']}-{last['number']}." if more else f"{first['number']}."
         yield numbers, _course(first)
-    yield "", ""
-    yield "summary", str(document["summary"])
 
 
 def _course(course: Document) -> str:

@@ -5,24 +5,32 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 from journals import Book, diagnosis_of, fallen_back, nccl_failure
 
+from humigence_supervise.budgets import Policy
 from humigence_supervise.config import ConfigError
 from humigence_supervise.contract import JOURNAL_FILE
+from humigence_supervise.courses import forecast
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import NotPrepared
 from humigence_supervise.journal import JournalError, decode, encode
 from humigence_supervise.reading import UnreadableError
 from humigence_supervise.records import Entry, Event, Record
 from humigence_supervise.replay import replay_document
+from humigence_supervise.replay_log import DEFAULT_RUNGS
 from humigence_supervise.replay_text import replay_text
 from humigence_supervise.run_ref import RunNotFoundError
 from humigence_supervise.state import StateError
 
 OOM = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+NCCL_LOG = (
+    "[rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote"
+    " process exited or there was a network error, NCCL version 2.27.5\n"
+)
 CONFIG = {
     "name": "demo",
     "worker": {"script": "train.py"},
@@ -265,8 +273,6 @@ def test_an_event_of_a_newer_version_is_named(tmp_path):
     copy = tmp_path / "copied"
     line = (tmp_path / JOURNAL_FILE).read_bytes().splitlines()[0]
     body = line.rpartition(b',"crc":"')[0].replace(b"run.started", b"run.dreamed") + b"}"
-    import zlib  # noqa: PLC0415 - only this test writes a line by hand
-
     copy.write_bytes(b'%s,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body)))
     with pytest.raises(JournalError, match=r"run\.dreamed"):
         replay(copy, tmp_path)
@@ -340,24 +346,56 @@ def test_evidence_that_is_gone_leaves_the_journaled_diagnosis(tmp_path):
 # --- a log ---------------------------------------------------------------------------------------
 
 
+def courses_of(document, number=0):
+    """Return the decisions of a sequence by name."""
+    return [one["decision"] for one in document["sequences"][number]["decisions"]]
+
+
 def test_a_log_is_followed_until_the_run_would_end(tmp_path):
     """Out of memory again and again: down, halved twice, then the end with its code."""
     log = tmp_path / "train.log"
     log.write_text("step 1 loss 2.0\n" + OOM)
-    config = config_with(tmp_path, {})
-    document = replay(log, tmp_path, config)
+    document = replay(log, tmp_path, config_with(tmp_path, {}))
     assert document["diagnosis"]["kind"] == "cuda_oom"
-    courses = [(one["decision"], one["micro_samples"]) for one in document["decisions"]]
+    (sequence,) = document["sequences"]
+    courses = [(one["decision"], one["micro_samples"]) for one in sequence["decisions"]]
     assert courses == [
         ("StepDown", None),
         ("ShrinkMicroBatch", 2),
         ("ShrinkMicroBatch", 1),
         ("Stop", 1),
     ]
-    assert (document["ended"], document["exit_code"]) == (True, 93)
+    assert sequence["exit_code"] == 93
     text = replay_text(document)
     assert "1.            StepDown to single_gpu: cuda_oom" in text
+    assert "3.            ShrinkMicroBatch to 1: " in text
     assert "4.            Stop (93): " in text
+
+
+def test_the_very_same_failure_ends_sooner_than_one_of_its_kind(tmp_path):
+    """Where it matters whether a failure is deterministic, both sequences are there."""
+    log = tmp_path / "train.log"
+    log.write_text("step 5 loss 2.0\n" + NCCL_LOG)
+    document = replay(log, tmp_path)
+    assert document["diagnosis"]["kind"] == "nccl_remote"
+    assert courses_of(document, 0) == ["StepDown", "Stop"]
+    assert courses_of(document, 1) == ["StepDown", "Retry", "Stop"]
+    assert [one["exit_code"] for one in document["sequences"]] == [93, 75]
+    text = replay_text(document)
+    assert "if            the very same failure comes back" in text
+    assert "2.            Retry: " in text
+
+
+def test_decisions_that_repeat_take_one_line(tmp_path):
+    """A full disk is waited for often; the text says so once, the document each time."""
+    log = tmp_path / "train.log"
+    log.write_text("OSError: [Errno 28] No space left on device\n")
+    document = replay(log, tmp_path)
+    waits = courses_of(document).count("WaitForSpace")
+    assert waits > 3
+    text = replay_text(document)
+    assert f"1-{waits}." in text
+    assert "and waiting for room." in text
 
 
 def test_a_log_without_a_config_has_two_rungs_and_no_batch(tmp_path):
@@ -366,18 +404,28 @@ def test_a_log_without_a_config_has_two_rungs_and_no_batch(tmp_path):
     log.write_text(OOM)
     document = replay(log, tmp_path)
     assert document["ladder"] == ["multi_gpu", "single_gpu"]
-    assert [one["decision"] for one in document["decisions"]] == ["StepDown", "Stop"]
+    assert courses_of(document) == ["StepDown", "Stop"]
     assert any("--config names one" in one for one in document["assumed"])
     assert document["policy"]["source"] == "default"
 
 
+def test_the_policy_of_a_config_decides_about_a_log(tmp_path):
+    """An override is followed."""
+    log = tmp_path / "train.log"
+    log.write_text(OOM)
+    config = config_with(tmp_path, {"cuda_oom": "stop_and_tell"})
+    assert courses_of(replay(log, tmp_path, config)) == ["Stop"]
+
+
 def test_a_healthy_log_is_complete(tmp_path):
-    """Nothing failed: nothing comes back."""
+    """Nothing failed: nothing comes back, and nothing is assumed."""
     log = tmp_path / "train.log"
     log.write_text("step 1 loss 2.0\n")
     document = replay(log, tmp_path)
-    assert [one["decision"] for one in document["decisions"]] == ["Complete"]
-    assert document["exit_code"] == 0
+    assert courses_of(document) == ["Complete"]
+    assert document["sequences"][0]["exit_code"] == 0
+    assert document["assumed"] == []
+    assert "Nothing failed: the run would be complete." in replay_text(document)
 
 
 def test_gpus_that_fail_one_after_the_other_run_out(tmp_path):
@@ -386,8 +434,8 @@ def test_gpus_that_fail_one_after_the_other_run_out(tmp_path):
     log.write_text("NVRM: Xid (PCI:0000:41:00): 79, pid=4243, GPU has fallen off the bus.\n")
     document = replay(log, tmp_path)
     assert document["diagnosis"]["kind"] == "gpu_fault"
-    assert [one["decision"] for one in document["decisions"]] == ["StepDown", "Stop"]
-    assert "No healthy GPU is left" in document["decisions"][1]["reason"]
+    assert courses_of(document) == ["StepDown", "Stop"]
+    assert "No healthy GPU is left" in document["sequences"][0]["decisions"][1]["reason"]
 
 
 def test_an_attempts_folder_is_a_log(tmp_path):
@@ -395,10 +443,28 @@ def test_an_attempts_folder_is_a_log(tmp_path):
     book = fallen_back(tmp_path)
     folder = book.folder(1) / "ranks" / "1"
     folder.mkdir(parents=True)
-    (folder / "stderr.log").write_text(OOM)
+    (folder / "stderr.log").write_text(NCCL_LOG)
     document = replay(book.folder(1), tmp_path)
-    assert (document["what"], document["diagnosis"]["kind"]) == ("log", "cuda_oom")
-    assert "at step 19" in document["decisions"][-1]["reason"]
+    assert (document["what"], document["diagnosis"]["kind"]) == ("log", "nccl_remote")
+    assert "at step 19" in document["sequences"][0]["decisions"][-1]["reason"]
+
+
+def test_every_kind_comes_to_an_end():
+    """Whatever failed, the sequence of decisions is finite, under a generous policy too."""
+    generous = Policy(retries=3, attempts_without_progress=10)
+    for kind in set(Kind) - {Kind.HEALTHY}:
+        for policy in (Policy(), generous):
+            courses = forecast(
+                diagnosis_of(kind, "It failed.", root=None),
+                DEFAULT_RUNGS,
+                policy,
+                micro_samples=8,
+                steps=(10, 20),
+                gpus=2,
+                alike=False,
+            )
+            assert courses[-1].decision == "Stop", kind
+            assert courses[-1].exit_code in (75, 78, 93), kind
 
 
 # --- what is meant -------------------------------------------------------------------------------
@@ -421,7 +487,7 @@ def test_a_run_is_named_in_every_way(tmp_path):
 def test_what_is_neither_journal_nor_log_is_an_error_in_words(tmp_path):
     """A name that is not there, a config without a run, an unusable policy, an empty name."""
     config = config_with(tmp_path, {}, "never-started.json")
-    for source in ("no-such-thing", "no/such/thing", str(config), "", "a\0b"):
+    for source in ("no-such-thing", "no/such/thing", "a" * 300, str(config), "", "a\0b"):
         with pytest.raises(RunNotFoundError):
             replay(source, tmp_path)
     (tmp_path / "empty").mkdir()
