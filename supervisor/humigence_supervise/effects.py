@@ -33,6 +33,7 @@ from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.observe.host_evidence import planned_gpus
 from humigence_supervise.observe.host_facts import capture, note_start, started_at
+from humigence_supervise.observe.log_steps import read_log_steps
 from humigence_supervise.observe.probe_words import probe_words
 from humigence_supervise.observe.shm_segments import remove_stale_segments
 from humigence_supervise.preparing import Preparation
@@ -199,7 +200,7 @@ class Effects:
         watch.poll()
         watch.drain()
         progress = watch.last_progress
-        last_step = state.first_step if progress is None else progress.step
+        last_step = self._last_step(state, folder) if progress is None else progress.step
         asked_to_end = state.stop is not None or state.leaving is not None
         failed = not asked_to_end and not _exited_well(folder)
         not_kept: tuple[str, ...] = ()
@@ -255,6 +256,11 @@ class Effects:
             gpus=self._gpus_now(diagnosis),
             facts=facts,
         )
+
+    def _last_step(self, state: State, folder: Path) -> int:
+        """Return the last completed step as far as the output shows one, without progress files."""
+        shown = read_log_steps(folder, self._run.settings).last
+        return max(state.first_step, shown or 0)
 
     def _gpus_now(self, diagnosis: Diagnosis) -> tuple[str, ...] | None:
         """Return the UUIDs of the GPUs that are there, asked only where it decides something."""
