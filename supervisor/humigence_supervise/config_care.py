@@ -132,10 +132,13 @@ class CheckpointSettings(Model):
 
 
 class SuccessSettings(Model):
-    """When exit code 0 counts as success; at most one key. Default: the worker's own target."""
+    """When exit code 0 counts as success; at most one key.
+
+    Default: with the worker's own target reached, or the one that its preset's output shows.
+    """
 
     target_step: Count | None = None
-    """Completed optimizer steps that must be reached."""
+    """Completed optimizer steps that must be reached, by progress files or by the output."""
     marker: Annotated[str, Field(min_length=1)] | None = None
     """Text that must stand in the output of a rank."""
     exit_code_only: bool = False

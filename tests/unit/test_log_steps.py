@@ -81,6 +81,15 @@ def test_the_training_bar_is_the_first_one_without_a_description(attempt):
     assert why(where, "hf_trainer") == "its output shows step 120, the target is 1000"
 
 
+def test_a_bar_of_another_unit_counts_no_steps(attempt):
+    """Files are downloaded, and data is read, under bars that have no description either."""
+    other = "".join(f" 35%|###  | 73/208 [00:20<00:40,  9.1{unit}/s]\n" for unit in ("MB", "ex"))
+    where = attempt(other + bars(0, 60, total=1000))
+    assert read(where, "hf_trainer") == LogSteps(60, 60, 1000, 0)
+    attempt(other + " 6%|#  | 60/1000 [31:02<9:04:10, 10.31s/it, loss=1.2]\n")
+    assert read(where, "hf_trainer") == LogSteps(60, 60, 1000, 0)
+
+
 def test_a_training_that_reached_its_target_is_believed(attempt):
     """The bar is drawn once more when it is closed."""
     where = attempt(LOADING + bars(0, 60, 1000, total=1000) + bars(0, 50, total=50))
@@ -134,6 +143,13 @@ def test_a_bar_of_the_script_itself_may_come_first(attempt, preparation):
     where = attempt(preparation + bars(0, 60, 1000, total=1000))
     assert read(where, "hf_trainer") == NOTHING
     assert why(where, "hf_trainer", target_step=1000) == ""
+
+
+def test_a_bar_that_goes_on_behind_another_is_the_training_s(attempt):
+    """An evaluation may take more batches than the training takes steps."""
+    evaluation = bars(0, 3000, total=3000)
+    where = attempt(bars(0, 60, total=1000) + evaluation + bars(61, 120, total=1000) + evaluation)
+    assert read(where, "hf_trainer") == LogSteps(60, 120, 1000, 0)
 
 
 def test_an_announced_total_settles_which_bar_it_is(attempt):

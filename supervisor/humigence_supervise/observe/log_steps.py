@@ -7,7 +7,7 @@ where the text is clear, and None everywhere else. What is concluded, and what i
   counts something else than the steps of the run (the batches of an epoch, a second training).
 - Of progress bars, only the training's is read: the one whose total the program announced
   ("Total optimization steps = 1000"), else, with a preset that promises it, the first one without
-  a description. A later bar that counts further makes it doubtful which of them that was.
+  a description; one that only a later bar outruns is doubtful, it may be a preparation's.
 - The total of that bar is the target. A pattern shows none, and neither does Lightning's bar.
 - Steps below the one that the attempt was resumed at are counted from the resumption, or the
   program began anew: which of both, the output does not say.
@@ -45,7 +45,11 @@ _STRIDES: Final = 8
 """So many of the last distances between two steps tell how often the program shows one."""
 
 _LINE_END: Final = re.compile(rb"[\r\n]+")
-_BAR: Final = re.compile(r"\s*(Steps: +)?\d{1,3}%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[")
+_BAR: Final = re.compile(
+    r"\s*(Steps: +)?\d{1,3}%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^]]{0,80}?(?:it/s|s/it)"
+)
+"""A bar of iterations, tqdm's own unit; one of bytes or examples counts no steps."""
+
 _ANNOUNCED: Final = re.compile(r"Total optimization steps = (\d[\d,]{0,15})(?![\d.])")
 _RESUMED: Final = re.compile(r"Resum(?:ed|ing) from checkpoint")
 _BAR_WORDS: Final = (b"%|", b"Total optimization steps", b"from checkpoint")
@@ -189,9 +193,8 @@ def _of_training(output: _Output, announced: int | None) -> LogSteps | None:
         return None
     ends_unread = not output.whole and all(bar.total != total for bar in _bars(output.tail))
     doubtful = announced is None and _is_overtaken(bars, total)
-    if ends_unread or doubtful or _goes_back(counts):
-        return LogSteps()
-    return LogSteps(_first(counts), counts[-1], total, 0)
+    clear = not (ends_unread or doubtful or _goes_back(counts))
+    return LogSteps(_first(counts), counts[-1], total, 0) if clear else LogSteps()
 
 
 def _may_matter(raw: bytes) -> bool:
@@ -206,12 +209,14 @@ def _bars(lines: list[str], *, described: bool = True) -> list[_Bar]:
 
 
 def _is_overtaken(bars: list[_Bar], training: int) -> bool:
-    """Say whether another bar was drawn after the last time this one was, and counts further.
+    """Say whether another bar was drawn only after the last time this one was, and counts further.
 
-    The first one was then perhaps that of some preparation, and the other one the training's.
+    The first one was then perhaps that of some preparation, and the other one the training's. One
+    that goes on behind another was interrupted by an evaluation: it is the training's.
     """
     last = max(at for at, bar in enumerate(bars) if bar.total == training)
-    return any(bar.count > bars[last].count for bar in bars[last + 1 :])
+    goes_on = any(bar.total != training for bar in bars[:last])
+    return not goes_on and any(bar.count > bars[last].count for bar in bars[last + 1 :])
 
 
 # --- files --------------------------------------------------------------------------------------
