@@ -80,8 +80,8 @@ def rejudge(
 ) -> tuple[tuple[Judged, ...], tuple[Unprompted, ...]]:
     """Return every incident of a journal judged by `policy`, and the decisions without one.
 
-    Each is judged on what really happened before it. `anew` are new diagnoses by attempt, which
-    stand in the place of the journaled ones, in the history as well.
+    Each is judged on what really happened before it. `anew` are new diagnoses by attempt; they are
+    judged in the place of the journaled ones.
 
     Raises:
         StateError: an entry does not say what its event must say.
@@ -155,7 +155,7 @@ def _decided_now(
     context: Context,
     anew: Mapping[int, Diagnosis],
 ) -> Course:
-    history = tuple(_with(one, anew.get(one.attempt)) for one in state.incidents)
+    history = tuple(_recognized(one, anew.get(one.attempt)) for one in state.incidents)
     before = replace(state, incidents=history, first_step=now.first_step)
     seen = Diagnosed(diagnosis, now.last_step, now.checkpoint_step, need_mib=0)
     return decide_again(before, seen, context)[0]
@@ -227,17 +227,19 @@ def _missing(
     return frozenset(missing)
 
 
-def _with(incident: Incident, new: Diagnosis | None) -> Incident:
-    """Return an incident as it is remembered with a new diagnosis."""
-    if new is None:
+def _recognized(incident: Incident, new: Diagnosis | None) -> Incident:
+    """Return an incident of the history so that the same failure is known again.
+
+    Its kind stays: the moves that were made after it were made for that kind.
+    """
+    if new is None or new.kind is not incident.kind:
         return incident
     holder: Holder | None = new.memory.holder if new.memory else None
     return replace(
         incident,
-        kind=new.kind,
         fingerprint=new.fingerprint,
-        gpu=new.gpu or "",
-        holder=holder,
+        gpu=incident.gpu or new.gpu or "",
+        holder=incident.holder or holder,
     )
 
 

@@ -47,7 +47,7 @@ def _journal_document(
     same = sum(1 for one in judged if one.same)
     history = "Each decision is judged on what really happened before it."
     if rediagnose:
-        history += " Its causes are those found now, where the evidence could be read again."
+        history += " Its own cause is the one found now, where the evidence could be read again."
     return {
         "input": source,
         "what": "journal",

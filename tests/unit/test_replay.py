@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from humigence_supervise.config import ConfigError
 from humigence_supervise.contract import JOURNAL_FILE
 from humigence_supervise.courses import forecast
 from humigence_supervise.domain import Kind
-from humigence_supervise.happenings import NotPrepared
+from humigence_supervise.happenings import NotPrepared, Tick
 from humigence_supervise.journal import JournalError, decode, encode
 from humigence_supervise.reading import UnreadableError
 from humigence_supervise.records import Entry, Event, Record
@@ -302,6 +303,41 @@ def test_the_evidence_is_read_again(tmp_path):
     (one,) = replay(tmp_path, tmp_path)["decisions"]
     assert one["new_kind"] is None
     assert one["now"]["reason"].startswith("nccl_remote on this rung")
+
+
+def failed_twice(run_dir, kind, log):
+    """Return a run that failed twice at step 19 on its first rung, with a log of today's."""
+    book = Book(run_dir)
+    for at_s in (0, 100):
+        attempt = book.attempt(at_s + 2)
+        book.progress(attempt, range(1, 20), at_s + 10)
+        folder = book.folder(attempt) / "ranks" / "1"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(log)
+        name = f"{kind.value}|{at_s}"  # an old reader that took them for two failures
+        found = replace(diagnosis_of(kind, "It failed.", root=None), fingerprint=name)
+        book.fails(at_s + 40, 19, found, checkpoint_step=0)
+        if at_s == 0:
+            book.happen(at_s + 90, Tick())
+    return book
+
+
+def test_the_moves_that_were_made_stay_what_they_were(tmp_path):
+    """Unknown was retried; out of memory today: the step down was never made, so it is first."""
+    failed_twice(tmp_path, Kind.UNKNOWN, OOM)
+    decisions = replay(tmp_path, tmp_path, rediagnose=True)["decisions"]
+    assert [one["new_kind"] for one in decisions] == ["cuda_oom", "cuda_oom"]
+    assert [one["now"]["decision"] for one in decisions] == ["StepDown", "StepDown"]
+
+
+def test_the_same_failure_is_known_again(tmp_path):
+    """Both were told apart by the old reader; read anew they are one, and deterministic."""
+    failed_twice(tmp_path, Kind.USER_CODE, "Traceback (most recent call last):\nKeyError: 'a'\n")
+    (_, old) = replay(tmp_path, tmp_path)["decisions"]
+    (_, new) = replay(tmp_path, tmp_path, rediagnose=True)["decisions"]
+    assert new["new_kind"] == "user_code"
+    assert "twice" in new["now"]["reason"]
+    assert "twice" not in old["now"]["reason"]
 
 
 def test_what_the_supervisor_saw_belongs_to_the_evidence(tmp_path):
