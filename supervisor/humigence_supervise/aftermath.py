@@ -97,6 +97,7 @@ def judge(state: State, event: Diagnosed, context: Context) -> Actions:
         rung_count=len(context.rungs),
         micro_samples=context.micro_samples if state.micro_samples is None else state.micro_samples,
         need_mib=event.need_mib,
+        free_mib=event.free_mib,
         now_s=context.now_s,
         chance=context.chance,
         gpus_left=_gpus_left(state, event),

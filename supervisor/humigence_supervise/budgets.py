@@ -52,25 +52,37 @@ class Policy:
     grow_after_checkpoints: int = 10
 
 
+def since_progress(incidents: tuple[Incident, ...]) -> tuple[Incident, ...]:
+    """Return the last incidents that belong together: none of them got further than the first.
+
+    The first of them may have made progress before it failed, or follows an attempt that did and
+    was ended without a failure.
+    """
+    start = saved = reached = 0
+    for index, one in enumerate(incidents):
+        if one.first_step > saved or _got_further(one, saved, reached):
+            start = index
+        saved = max(saved, one.first_step, one.checkpoint_step)
+        reached = max(reached, one.last_step)
+    return incidents[start:]
+
+
 def progressed(incidents: tuple[Incident, ...]) -> bool:
-    """Say whether the last of the attempts got further than all before it."""
+    """Say whether the last of the attempts itself got further than all before it."""
     *before, now = incidents
     saved = max((one.checkpoint_step for one in before), default=0)
     reached = max((one.last_step for one in before), default=0)
-    return now.checkpoint_step > max(saved, now.first_step) or now.last_step > max(
-        reached, now.first_step
-    )
+    return _got_further(now, saved, reached)
+
+
+def _got_further(incident: Incident, saved: int, reached: int) -> bool:
+    new_checkpoint = incident.checkpoint_step > max(saved, incident.first_step)
+    return new_checkpoint or incident.last_step > max(reached, incident.first_step)
 
 
 def fruitless_before(incidents: tuple[Incident, ...]) -> tuple[Incident, ...]:
-    """Return the incidents before the last one that count against it: none if it progressed.
-
-    The attempt that progressed is among them: it failed, too.
-    """
-    for count in range(len(incidents), 0, -1):
-        if progressed(incidents[:count]):
-            return incidents[count - 1 : -1]
-    return incidents[:-1]
+    """Return the incidents before the last one that count against it: none if it progressed."""
+    return since_progress(incidents)[:-1]
 
 
 def is_patient(policy: Policy, incident: Incident) -> bool:
@@ -84,10 +96,10 @@ def is_patient(policy: Policy, incident: Incident) -> bool:
 
 def without_progress(policy: Policy, incidents: tuple[Incident, ...]) -> int:
     """Return how many attempts in a row, up to the last one, made no progress."""
-    since = len(incidents)
-    while since and not progressed(incidents[:since]):
-        since -= 1
-    return sum(1 for one in incidents[since:] if not is_patient(policy, one))
+    together = since_progress(incidents)
+    earlier = incidents[: len(incidents) - len(together) + 1]
+    counted = together[1:] if progressed(earlier) else together
+    return sum(1 for one in counted if not is_patient(policy, one))
 
 
 def spent(policy: Policy, incidents: tuple[Incident, ...]) -> str:

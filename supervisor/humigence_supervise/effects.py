@@ -246,12 +246,11 @@ class Effects:
         facts: dict[str, Json] = {"last_step": last_step}
         if diagnosis.kind is Kind.HEALTHY:
             facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
-        room_mib = max(self._preparation.need_mib(), (evidence.disk_free_mib or 0) + 1)
         return Diagnosed(
             diagnosis,
             last_step,
             self._checkpoint_step(),
-            need_mib=room_mib,
+            need_mib=self._preparation.room_mib(evidence.disk_free_mib),
             free_mib=evidence.disk_free_mib,
             gpus=self._gpus_now(diagnosis),
             facts=facts,

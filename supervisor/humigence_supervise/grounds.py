@@ -67,6 +67,8 @@ def _because(decision: Decision, other: Move, diagnosis: Diagnosis) -> str:
             return "smaller micro-batches cost only time, the result is the same"
         case UseOlderCheckpoint(), _:
             return "an older checkpoint costs some steps, and the run goes on"
+        case WaitForSpace(), Move.STOP:
+            return "room can be made while the run waits"
         case WaitForSpace(), _:
             return "without room the next checkpoint would be lost as well"
         case WaitForMemory(), Move.DOWN:
@@ -77,16 +79,21 @@ def _because(decision: Decision, other: Move, diagnosis: Diagnosis) -> str:
             return "it is not needed"
 
 
-def unless(decision: Decision, if_repeated: Decision, now: Incident) -> str:
+def unless(
+    decision: Decision, if_repeated: Decision, now: Incident, *, retry_keeps_rung: bool
+) -> str:
     """Return what would have led to another decision, or would lead to one next.
 
-    `if_repeated` is what would be decided if the same failure came at the same step again.
+    `if_repeated` is what would be decided if the same failure came at the same step again;
+    `retry_keeps_rung`: the action "retry_same" would have kept the rung.
     """
     repeated = f"The same failure at step {now.last_step} again would {_would(if_repeated)}"
     key = f"policy.{now.kind.value}"
     match decision:
         case StepDown():
             there = f"The same failure on the lower rung would {_would(if_repeated)}."
+            if not retry_keeps_rung:
+                return f'"stop_and_tell" for {key} would have ended the run. {there}'
             return f'"retry_same" for {key} would have kept the rung. {there}'
         case WaitForSpace():
             return f"With room for a checkpoint it would have been started at once. {repeated}."

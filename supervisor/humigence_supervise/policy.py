@@ -30,7 +30,7 @@ from humigence_supervise.decisions import (
     WaitForMemory,
     WaitForSpace,
 )
-from humigence_supervise.domain import Diagnosis, Holder, Kind
+from humigence_supervise.domain import Diagnosis, Holder, Kind, Remedy
 from humigence_supervise.grounds import HOPELESS, LATER, unless, why_not
 from humigence_supervise.moves import PATIENT, SELF_LIMITED, TRANSIENT, Move, row_of
 
@@ -43,7 +43,8 @@ class Standing:
     """Where the run stands when an attempt has ended.
 
     `incidents` are all failed attempts in order, the one being judged last. `micro_samples` is
-    None when nobody said a batch. `need_mib` is the room the next checkpoint takes. `gpus_left`
+    None when nobody said a batch. `need_mib` is the room the next checkpoint takes, `free_mib` what
+    there is. `gpus_left`
     counts the GPUs that may still be used, the faulty one left out; None: unknown, or a CPU run.
     `defragmented`: the allocator was told already to join free pieces.
     """
@@ -54,8 +55,14 @@ class Standing:
     need_mib: int
     now_s: float
     chance: float
+    free_mib: int | None = None
     gpus_left: int | None = None
     defragmented: bool = False
+
+    @property
+    def disk_is_full(self) -> bool:
+        """True where a checkpoint is seen not to fit."""
+        return self.free_mib is not None and self.free_mib < self.need_mib
 
     @property
     def now(self) -> Incident:
@@ -75,13 +82,31 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     verdict = _judge(policy, standing, diagnosis)
     if isinstance(verdict.decision, Stop):
         return verdict
-    # What would follow if the decision did not help: the same failure at the same step.
+    following = _judge(policy, _repeated(standing, verdict.decision), diagnosis).decision
+    stubborn = {**policy.overrides, diagnosis.kind: Remedy.RETRY_SAME}
+    kept = _judge(replace(policy, overrides=stubborn), standing, diagnosis).decision
+    words = unless(
+        verdict.decision, following, standing.now, retry_keeps_rung=isinstance(kept, Retry)
+    )
+    return replace(verdict, unless=words)
+
+
+def _repeated(standing: Standing, decision: Decision) -> Standing:
+    """Return where the run would stand if the decision did not help: the same failure again."""
     again = standing.now
-    if isinstance(verdict.decision, StepDown):
-        again = replace(again, rung_index=verdict.decision.rung_index)
-    repeated = replace(standing, incidents=(*standing.incidents, again))
-    following = _judge(policy, repeated, diagnosis).decision
-    return replace(verdict, unless=unless(verdict.decision, following, standing.now))
+    left = standing.gpus_left
+    if isinstance(decision, StepDown):
+        again = replace(again, rung_index=decision.rung_index)
+    if again.kind is Kind.GPU_FAULT:  # the faulty one is out: it is another one
+        again, left = replace(again, gpu="another"), None if left is None else max(0, left - 1)
+    micro = standing.micro_samples
+    return replace(
+        standing,
+        incidents=(*standing.incidents, again),
+        micro_samples=decision.micro_samples if isinstance(decision, ShrinkMicroBatch) else micro,
+        gpus_left=left,
+        defragmented=standing.defragmented or (isinstance(decision, Retry) and decision.defragment),
+    )
 
 
 def _judge(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
@@ -134,11 +159,12 @@ def _barred(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict
             hopeless=True,
         )
         return Verdict(stop, HOPELESS, "After a new step it would have been tried once more.")
-    why = period_spent(policy, standing.incidents, standing.now_s)
-    why = why or spent(policy, standing.incidents)
+    period = period_spent(policy, standing.incidents, standing.now_s)
+    why = period or spent(policy, standing.incidents)
     if not why:
         return None
-    if _is_repeated(standing):
+    no_way_down = standing.on_lowest_rung or Move.DOWN not in row_of(diagnosis, policy.overrides)
+    if not period and no_way_down and _is_repeated(policy, standing):
         return _end(policy, standing, diagnosis)
     return Verdict(
         Stop(f"{why} The last one: {diagnosis.reason}", hopeless=False),
@@ -162,10 +188,9 @@ def _is_barred(move: Move, policy: Policy, standing: Standing) -> bool:
     return True
 
 
-def _is_repeated(standing: Standing) -> bool:
+def _is_repeated(policy: Policy, standing: Standing) -> bool:
     """Say whether a failure is known to come back on this rung: the same one at the same step."""
-    now = standing.now
-    return is_deterministic(standing.incidents) and now.holder is not Holder.STRANGER
+    return is_deterministic(standing.incidents) and not is_patient(policy, standing.now)
 
 
 # --- the moves ---------------------------------------------------------------------------------
@@ -177,12 +202,19 @@ def _try(move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis) -
     fruitless = len(fruitless_before(standing.incidents))
     match move:
         case Move.RETRY:
-            if _is_repeated(standing):
+            if _is_repeated(policy, standing):
                 return _skip_rung(policy, standing, diagnosis)
             delay_s = policy.backoff.delay_s(fruitless, standing.chance)
             return Retry(
                 f"A failure of this kind ({kind}) often passes with fresh processes: the same rung"
                 f" once more, from the newest good checkpoint, in {delay_s:.1f} s.",
+                delay_s,
+            )
+        case Move.WAIT_SPACE if not standing.disk_is_full:
+            delay_s = policy.backoff.delay_s(fruitless, standing.chance, at_least_s=LONG_WAIT_S)
+            return Retry(
+                "There is room on the disk of the checkpoints now: it was full for a while, or"
+                f" another one is. The same rung again in {delay_s:.0f} s.",
                 delay_s,
             )
         case Move.WAIT:
@@ -270,7 +302,7 @@ def _end(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     """Return the end of the run at the end of a row."""
     now, what = standing.now, f"{diagnosis.reason}{_nothing_left(standing, diagnosis)}"
     temporary = diagnosis.kind in TRANSIENT or now.holder is Holder.STRANGER
-    if _is_repeated(standing):
+    if _is_repeated(policy, standing):
         # Whatever keeps an attempt from its first step, another hour may cure it.
         hopeless = not temporary or now.last_step > now.first_step
         stop = Stop(
@@ -281,7 +313,7 @@ def _end(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
         changed = "Another failure, or the same one at another step, would have been tried again."
         return Verdict(stop, HOPELESS if hopeless else LATER, changed)
     stop = Stop(f"{what} {diagnosis.advice}", hopeless=not temporary)
-    if row_of(diagnosis, policy.overrides) == (Move.STOP,):
+    if not {Move.RETRY, *PATIENT} & set(row_of(diagnosis, policy.overrides)):
         changed = "Nothing but a change of what is wrong would have led to another attempt."
     else:
         changed = "Progress before it failed again would have given it more tries."

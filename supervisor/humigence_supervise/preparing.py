@@ -35,6 +35,9 @@ PROBE_S: Final = 35.0
 """What each rank of a probe gives itself, from its start: torchrun's own start and end come on
 top, and at `aftermath.PROBE_LIMIT_S` the supervisor ends it."""
 
+AS_GOOD_AS_FULL_MIB: Final = 16
+"""With less than this free, a disk is taken for the one that was full."""
+
 
 class Preparation:
     """Looks at the machine and plans; starts nothing."""
@@ -112,6 +115,16 @@ class Preparation:
         """Return the room the next checkpoint takes, as far as earlier ones tell."""
         known = choose.needed_mib(self._run.paths.checkpoint_dir)
         return max(self._run.settings.checkpoints.min_free_mib, known or 0)
+
+    def room_mib(self, free_mib: int | None) -> int:
+        """Return the room to wait for on a full disk, of which so much is free.
+
+        While no checkpoint tells its size, a disk that is as good as full has to get emptier.
+        """
+        need_mib = self.need_mib()
+        if need_mib == 0 and free_mib is not None and free_mib < AS_GOOD_AS_FULL_MIB:
+            return free_mib + 1
+        return need_mib
 
     def free_mib(self) -> int | None:
         """Return the room where checkpoints go, None when it cannot be asked."""

@@ -65,10 +65,11 @@ def promotion_due(
     healthy_s = now_s - max(marks, default=now_s)
     if healthy_s < wait_s:
         return None
-    after = f" ({failed} tries failed before)" if failed else ""
+    after = f" (tries that failed before: {failed})" if failed else ""
+    present = rungs[min(state.rung_index, len(rungs) - 1)]
     return Promote(
         index,
-        f"{healthy_s:.0f} s without a failure on {rungs[state.rung_index].name}{after}: what made"
+        f"{healthy_s:.0f} s without a failure on {present.name}{after}: what made"
         f" the run leave {rungs[index].name} may have passed.",
     )
 
