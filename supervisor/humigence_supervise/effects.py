@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from humigence_supervise import contract, launch
@@ -14,9 +13,8 @@ from humigence_supervise.accounting import account_run, ledger_facts
 from humigence_supervise.catalogue import Catalogue
 from humigence_supervise.checkpoints import choose
 from humigence_supervise.checkpoints.verify import verify
-from humigence_supervise.config import Settings
 from humigence_supervise.diagnose import diagnose
-from humigence_supervise.domain import Accelerator, Diagnosis, Evidence, Kind, LaunchPlan
+from humigence_supervise.domain import Accelerator, Diagnosis, Kind, LaunchPlan
 from humigence_supervise.happenings import (
     Consider,
     Diagnosed,
@@ -27,20 +25,15 @@ from humigence_supervise.happenings import (
     Probe,
     TreeGone,
 )
-from humigence_supervise.observe import success
 from humigence_supervise.observe.attempt import AttemptWatch
-from humigence_supervise.observe.evidence import gather
 from humigence_supervise.observe.host import read_host
-from humigence_supervise.observe.host_evidence import planned_gpus
-from humigence_supervise.observe.host_facts import capture, note_start, started_at
-from humigence_supervise.observe.log_steps import read_log_steps
+from humigence_supervise.observe.host_facts import note_start, started_at
 from humigence_supervise.observe.probe_words import probe_words
 from humigence_supervise.observe.shm_segments import remove_stale_segments
+from humigence_supervise.post_mortem import examine
 from humigence_supervise.preparing import Preparation
-from humigence_supervise.printable import for_people
 from humigence_supervise.records import Json
-from humigence_supervise.resume_echo import resumed_wrongly
-from humigence_supervise.run import Run, counts_from_scratch
+from humigence_supervise.run import Run
 from humigence_supervise.state import State
 from humigence_supervise.systemd import UNSET_FOR_CHILDREN
 
@@ -193,73 +186,29 @@ class Effects:
 
     def gather(self, state: State) -> Happening:
         """Read the evidence of the ended attempt and diagnose it."""
-        run = self._run
-        folder = run.attempt_dir(state.attempt)
-        world_size = launch.planned_world_size(folder)
-        watch = self.watch or self._watch(state.attempt, world_size)
+        folder = self._run.attempt_dir(state.attempt)
+        watch = self.watch or self._watch(state.attempt, launch.planned_world_size(folder))
         watch.poll()
         watch.drain()
-        progress = watch.last_progress
-        last_step = self._last_step(state, folder) if progress is None else progress.step
-        asked_to_end = state.stop is not None or state.leaving is not None
-        failed = not asked_to_end and not _exited_well(folder)
-        not_kept: tuple[str, ...] = ()
-        try:
-            not_kept = capture(
-                folder, planned_gpus(folder), run.paths.checkpoint_dir, failed=failed
-            )
-            evidence = gather(
-                folder,
-                world_size=world_size,
-                accelerator=run.accelerator,
-                first_dead=watch.first_dead,
-                first_step=state.first_step,
-                last_step=last_step,
-                target_step=_target_step(run.settings, watch),
-                rank_exits=watch.exits,
-                disk_free_mib=self._preparation.free_mib(),
-                stop_requested=asked_to_end,
-                hang_suspected=False,
-            )
-        except Exception as error:  # noqa: BLE001 - a reader that trips must not end the run
-            evidence = Evidence(
-                ranks=tuple(watch.exits.values()),
-                world_size=world_size,
-                first_dead=watch.first_dead,
-                stop_requested=asked_to_end,
-                unread=(f"the evidence could not be read: {for_people(repr(error))}",),
-            )
-        watch.close()
-        self.watch = None
-        strict = state.resumed or counts_from_scratch(run.settings)
-        wrongly = resumed_wrongly(state.first_step, watch.began) if strict else ""
-        unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
-        evidence = replace(
-            evidence,
-            success_unproven=unproven,
-            resumed_wrongly=wrongly,
-            not_started=self._not_started,
-            unread=(*evidence.unread, *not_kept),
+        free_mib = self._preparation.free_mib()
+        evidence, last_step = examine(
+            self._run, state, watch, free_mib=free_mib, not_started=self._not_started
         )
-        self._not_started = ""
+        watch.close()
+        self.watch, self._not_started = None, ""
         diagnosis = diagnose(evidence)
         facts: dict[str, Json] = {"last_step": last_step}
         if diagnosis.kind is Kind.HEALTHY:
-            facts["ledger"] = ledger_facts(account_run(run.paths.run_dir).ledger)
+            facts["ledger"] = ledger_facts(account_run(self._run.paths.run_dir).ledger)
         return Diagnosed(
             diagnosis,
             last_step,
             self._checkpoint_step(),
-            need_mib=self._preparation.room_mib(evidence.disk_free_mib),
-            free_mib=evidence.disk_free_mib,
+            need_mib=self._preparation.room_mib(free_mib),
+            free_mib=free_mib,
             gpus=self._gpus_now(diagnosis),
             facts=facts,
         )
-
-    def _last_step(self, state: State, folder: Path) -> int:
-        """Return the last completed step as far as the output shows one, without progress files."""
-        shown = read_log_steps(folder, self._run.settings).last
-        return max(state.first_step, shown or 0)
 
     def _gpus_now(self, diagnosis: Diagnosis) -> tuple[str, ...] | None:
         """Return the UUIDs of the GPUs that are there, asked only where it decides something."""
@@ -279,16 +228,3 @@ class Effects:
     def _watch(self, attempt: int, world_size: int) -> AttemptWatch:
         folder = self._run.attempt_dir(attempt)
         return AttemptWatch(folder, world_size, self._run.paths.checkpoint_dir, self._catalogue)
-
-
-def _exited_well(folder: Path) -> bool:
-    """Return whether the launcher ended with exit code 0."""
-    record = launch.read_exit(folder)
-    return record is not None and record["launcher"] is not None and record["launcher"]["code"] == 0
-
-
-def _target_step(settings: Settings, watch: AttemptWatch) -> int | None:
-    """Return the step that must be reached: the configured one, else the worker's own."""
-    if settings.success.exit_code_only:
-        return None
-    return settings.success.target_step or watch.target_step

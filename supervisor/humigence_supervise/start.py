@@ -148,8 +148,6 @@ def _not_acted_on(settings: Settings) -> list[Json]:
     found = {"hang", "notify"} & settings.model_fields_set
     if settings.metrics.textfile is not None or settings.metrics.port is not None:
         found.add("metrics")
-    if settings.worker.progress.pattern is not None:
-        found.add("worker.progress")
     if settings.checkpoints.layout not in OUR_LAYOUTS:
         found.add("checkpoints.layout")
     return [*sorted(found)]
