@@ -64,6 +64,7 @@ class Play:
     rungs: int = 2
     gpus: int = 2
     micro: int | None = 8
+    free_mib: int | None = 0
     policy: Policy = field(default_factory=Policy)
     checkpoints: tuple[int, ...] = (5, 10, 15, 20)
     rung: int = 0
@@ -172,6 +173,7 @@ class Play:
             self.rungs,
             self.micro,
             need_mib=NEED_MIB,
+            free_mib=self.free_mib,
             now_s=self.now_s,
             chance=self.chance,
             gpus_left=sum(1 for gpu in self._gpus() if gpu not in out),

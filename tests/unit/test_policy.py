@@ -1,4 +1,4 @@
-"""The rules around the table of the policy: budgets, repetition, overrides, delays, bounds.
+"""The rules around the table of the policy: repetition, the user's code, what decisions name.
 
 What each kind leads to is in `test_decision_tables.py`.
 """
@@ -30,7 +30,6 @@ CODE = Failure(Kind.USER_CODE)
 CODE_SAME = Failure(Kind.USER_CODE, same=True)
 NCCL = Failure(Kind.NCCL_REMOTE)
 DISK = Failure(Kind.DISK_FULL)
-HUB = Failure(Kind.NETWORK_HUB)
 STRANGER = Failure(Kind.CUDA_OOM, Holder.STRANGER)
 
 
@@ -49,79 +48,6 @@ def test_every_row_ends_with_a_stop_and_has_it_nowhere_else(row: tuple[Move, ...
     """A row is finite, and nothing stands behind its end."""
     assert row[-1] is Move.STOP
     assert row.count(Move.STOP) == 1
-
-
-# --- budgets -------------------------------------------------------------------------------------
-
-
-def test_three_attempts_without_progress_end_the_run() -> None:
-    """Whatever the kinds are; the third one is told as what used the budget up."""
-    play = Play(rungs=1)
-    for kind in (Kind.RENDEZVOUS, Kind.SEGFAULT):
-        assert isinstance(play.fail(Failure(kind)), Retry)
-    end = play.fail(Failure(Kind.HOST_OOM))
-    assert isinstance(end, Stop)
-    assert not end.hopeless
-    assert "policy.attempts_without_progress is 3" in end.reason
-
-
-@pytest.mark.parametrize("between", [Between.STEPS, Between.CHECKPOINT])
-def test_progress_gives_the_attempts_back(between: Between) -> None:
-    """A new step or a new checkpoint in the third attempt: three more are there."""
-    play = Play(rungs=1)
-    play.fail(Failure(Kind.RENDEZVOUS))
-    play.fail(Failure(Kind.SEGFAULT))
-    assert isinstance(play.fail(Failure(Kind.HOST_OOM), between), Retry)
-    assert isinstance(play.fail(Failure(Kind.RENDEZVOUS)), Retry)
-    assert isinstance(play.fail(Failure(Kind.SEGFAULT)), Retry)
-    assert isinstance(play.fail(Failure(Kind.DATALOADER)), Stop)
-
-
-def test_steps_that_were_done_before_are_no_progress() -> None:
-    """From checkpoint 20 to step 21 again and again: that ends, with 21 reached only once."""
-    play = Play(rungs=1)
-    play.fail(Failure(Kind.RENDEZVOUS), Between.STEPS)
-    play.fail(Failure(Kind.SEGFAULT), Between.AGAIN)
-    play.fail(Failure(Kind.HOST_OOM), Between.AGAIN)
-    assert isinstance(play.fail(Failure(Kind.DATALOADER), Between.AGAIN), Stop)
-
-
-def test_an_attempt_that_progressed_and_failed_is_the_first_of_its_row() -> None:
-    """It failed, too: what follows without progress is the second failure."""
-    play = Play()
-    assert isinstance(play.fail(UNKNOWN, Between.CHECKPOINT), Retry)
-    assert isinstance(play.fail(UNKNOWN), StepDown)
-
-
-@pytest.mark.parametrize("between", [Between.STEPS, Between.CHECKPOINT])
-def test_attempts_within_a_period_are_bounded_whatever_their_progress(between: Between) -> None:
-    """The 20th failure of a day ends the run; with pauses of hours it goes on."""
-    hourly = Play()
-    assert hourly.until_it_ends(UNKNOWN, between) == "retry*19 75"
-    rarely = Play()
-    for _ in range(60):
-        rarely.now_s += 2 * 3600
-        assert isinstance(rarely.fail(UNKNOWN, between), Retry)
-
-
-@pytest.mark.parametrize("waiting", [DISK, HUB, STRANGER])
-def test_what_is_waited_for_uses_up_no_attempts(waiting: Failure) -> None:
-    """Five waits, then two failures of our own: the third one ends the run, not the first."""
-    play = Play(rungs=1, gpus=1)
-    for _ in range(5):
-        assert isinstance(play.fail(waiting), WaitForSpace | WaitForMemory | Retry)
-    assert isinstance(play.fail(Failure(Kind.RENDEZVOUS)), Retry)
-    assert isinstance(play.fail(Failure(Kind.SEGFAULT)), Retry)
-    assert isinstance(play.fail(waiting), WaitForSpace | WaitForMemory | Retry)
-    assert isinstance(play.fail(Failure(Kind.HOST_OOM)), Stop)
-
-
-def test_an_out_of_memory_of_our_own_uses_up_attempts() -> None:
-    """The other side of a stranger's: three micro-batches that were too large count."""
-    play = Play()
-    for _ in range(3):
-        play.fail(Failure(Kind.CUDA_OOM, Holder.WORKLOAD))
-    assert isinstance(play.fail(UNKNOWN), Stop)
 
 
 # --- repetition ----------------------------------------------------------------------------------
@@ -257,30 +183,3 @@ def test_an_end_of_the_sums_of_memory_says_so() -> None:
         play = Play(rungs=1, micro=micro)
         end = play.fail(Failure(Kind.CUDA_OOM, Holder.WORKLOAD))
         assert words in end.reason
-
-
-# --- backoff -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("fruitless", "delay_s"), [(0, 1.0), (1, 2.0), (5, 32.0), (500, 300.0)])
-def test_backoff_grows_and_is_capped(fruitless: int, delay_s: float) -> None:
-    """An exponent of hundreds neither overflows nor waits for ever; jitter stays in its bounds."""
-    backoff = Backoff()
-    assert backoff.delay_s(fruitless, 0.5) == pytest.approx(delay_s)
-    assert backoff.delay_s(fruitless, 0.0) == pytest.approx(delay_s * 0.8)
-    assert backoff.delay_s(fruitless, 0.999999) <= delay_s * 1.2
-
-
-def test_the_backoff_exponent_is_capped() -> None:
-    """Thousands of fruitless attempts do not overflow a float."""
-    assert Backoff(max_s=1e308, factor=10.0).delay_s(100_000, 0.5) <= 1e308
-
-
-def test_a_service_that_is_down_is_waited_for_longer_within_the_cap() -> None:
-    """Thirty seconds at first, doubled each time, never more than `max_s`."""
-    play = Play()
-    delays = [d.delay_s for _ in range(8) if isinstance(d := play.fail(HUB), Retry)]
-    assert delays == [30.0, 60.0, 120.0, 240.0, 300.0, 300.0, 300.0, 300.0]
-    capped = Play(policy=Policy(backoff=Backoff(max_s=5.0))).fail(HUB)
-    assert isinstance(capped, Retry)
-    assert capped.delay_s == 5.0

@@ -47,7 +47,8 @@ def random_play(rng: random.Random) -> Play:
         backoff=backoff,
     )
     rungs, gpus = rng.randint(1, 4), rng.randint(0, 8)
-    return Play(rungs, gpus, rng.choice((None, 1, 7, 8, 12, 4096)), policy)
+    micro, free_mib = rng.choice((None, 1, 7, 8, 12, 4096)), rng.choice((None, 0, 10_000))
+    return Play(rungs, gpus, micro, free_mib, policy)
 
 
 def check_bounds(play: Play) -> None:
