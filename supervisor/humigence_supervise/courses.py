@@ -69,7 +69,7 @@ def forecast(
 
     `steps` are the completed steps at the attempt's start and end. `alike`: it is the very same
     failure each time, else one of its kind at another place. Of `gpus` GPUs another one fails
-    each time.
+    each time, and a disk that is full stays full.
     """
     first_step, last_step = steps
     state = State(phase=Diagnosing(), attempt=1, first_step=first_step, checkpoint_step=first_step)
@@ -77,7 +77,7 @@ def forecast(
     now_s, courses = 0.0, list[Course]()
     while len(courses) < MOST_DECISIONS:
         found = _once_more(diagnosis, len(courses), alike=alike)
-        seen = Diagnosed(found, last_step, checkpoint_step=first_step, need_mib=0, gpus=box)
+        seen = Diagnosed(found, last_step, first_step, need_mib=1, free_mib=0, gpus=box)
         context = context_of(rungs, policy, micro_samples, now_s)
         course, after = decide_again(state, seen, context)
         courses.append(course)

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from humigence_supervise.budgets import Policy
 from humigence_supervise.courses import Course, context_of, course_of, decide_again
 from humigence_supervise.decisions import Incident
-from humigence_supervise.domain import (
-    Confidence,
-    Diagnosis,
-    Holder,
-    Kind,
-    Launcher,
-    OomReading,
-    Remedy,
-    Rung,
-)
-from humigence_supervise.happenings import Context, Diagnosed
+from humigence_supervise.domain import Diagnosis, Holder, Kind, Launcher, Rung
+from humigence_supervise.happenings import Diagnosed
 from humigence_supervise.history import integer, text
-from humigence_supervise.records import Entry, Event, Record
+from humigence_supervise.records import Entry, Event
+from humigence_supervise.retold import (
+    NOT_IN_EVIDENCE,
+    Batch,
+    Missing,
+    diagnosis_told,
+    exit_code_told,
+    missing_of,
+    room_told,
+)
 from humigence_supervise.state import State, StateError, apply
 
 _MOST_RUNGS: Final = 256
-
-
-class Missing(StrEnum):
-    """What the policy looks at and a journal may not tell."""
-
-    DIAGNOSIS = "diagnosis"
-    HOLDER = "holder"
-    MICRO_BATCH = "micro_batch"
-    GPU = "gpu"
-    GPUS_LEFT = "gpus_left"
-    ACTION = "action"
-
-
-_NOT_IN_EVIDENCE: Final = frozenset((Missing.MICRO_BATCH, Missing.GPUS_LEFT))
-"""What no reading of an attempt's logs brings back."""
+_MOST_SAMPLES: Final = 1 << 20
+"""No ladder and no micro-batch is larger; what says so is damaged, or no journal of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +73,7 @@ def rejudge(
         StateError: an entry does not say what its event must say.
     """
     rungs = rungs_of(entries)
-    state, batch, diagnosed = State(), _Batch(), None
+    state, batch, diagnosed = State(), Batch(), None
     judged: list[Judged] = []
     unprompted: list[Unprompted] = []
     for index, entry in enumerate(entries):
@@ -96,16 +82,20 @@ def rejudge(
         match record.event:
             case Event.ATTEMPT_PLANNED:
                 diagnosed = None
-                batch = _Batch.of(record, after, batch)
+                batch = Batch.of(record, after, batch)
             case Event.DIAGNOSIS_MADE:
                 diagnosed = record
             case Event.DECISION_MADE if len(after.incidents) > len(state.incidents):
                 now = after.incidents[-1]
                 new = anew.get(now.attempt)
-                diagnosis = new or _as_journaled(now, diagnosed)
-                missing = _missing(diagnosis.kind, record, diagnosed, batch)
+                diagnosis = new or diagnosis_told(now, diagnosed)
+                what_followed = [one.record for one in entries[index + 1 : index + 3]]
+                room = room_told(what_followed)
+                missing = missing_of(diagnosis.kind, record, diagnosed, batch, room)
                 context = context_of(rungs, policy, batch.micro_samples, now.at_s)
-                course = _decided_now(state, now, diagnosis, context, anew)
+                seen = Diagnosed(diagnosis, now.last_step, now.checkpoint_step, *room)
+                history = tuple(_recognized(one, anew.get(one.attempt)) for one in state.incidents)
+                before = replace(state, incidents=history, first_step=now.first_step)
                 judged.append(
                     Judged(
                         attempt=now.attempt,
@@ -113,9 +103,9 @@ def rejudge(
                         step=now.last_step,
                         kind=now.kind,
                         new_kind=None if new is None else new.kind,
-                        happened=course_of(record, after, _exit_code_after(entries, index)),
-                        now=course,
-                        unknown=missing if new is None else missing & _NOT_IN_EVIDENCE,
+                        happened=course_of(record, after, exit_code_told(what_followed)),
+                        now=decide_again(before, seen, context)[0],
+                        unknown=missing if new is None else missing & NOT_IN_EVIDENCE,
                     )
                 )
             case Event.DECISION_MADE if text(record, "decision") != "Complete":
@@ -148,85 +138,6 @@ def rungs_of(entries: tuple[Entry, ...]) -> tuple[Rung, ...]:
     return tuple(_rung(names.get(index, f"rung {index}"), index, count) for index in range(count))
 
 
-def _decided_now(
-    state: State,
-    now: Incident,
-    diagnosis: Diagnosis,
-    context: Context,
-    anew: Mapping[int, Diagnosis],
-) -> Course:
-    history = tuple(_recognized(one, anew.get(one.attempt)) for one in state.incidents)
-    before = replace(state, incidents=history, first_step=now.first_step)
-    seen = Diagnosed(diagnosis, now.last_step, now.checkpoint_step, need_mib=0)
-    return decide_again(before, seen, context)[0]
-
-
-def _exit_code_after(entries: tuple[Entry, ...], index: int) -> int | None:
-    """Return what the run ended with, where the decision was its last."""
-    for entry in entries[index + 1 : index + 3]:  # the exclusion of a GPU may stand between
-        if entry.record.event in (Event.RUN_FAILED, Event.RUN_GAVE_UP):
-            code = entry.record.facts.get("exit_code")
-            return code if isinstance(code, int) else None
-    return None
-
-
-# --- what a journal says -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The configured micro-batch, as the plans tell it; not `known` where none of them says."""
-
-    micro_samples: int | None = None
-    known: bool = False
-
-    @classmethod
-    def of(cls, planned: Record, state: State, before: _Batch) -> _Batch:
-        """Return what a plan says; one with reduced micro-batches says nothing of it."""
-        micro = planned.facts.get("micro_batch", "")
-        if state.micro_samples is not None or not (micro is None or isinstance(micro, int)):
-            return before
-        return cls(micro, known=True)
-
-
-def _as_journaled(now: Incident, diagnosed: Record | None) -> Diagnosis:
-    """Return the diagnosis of an incident, as far as the journal tells it."""
-    action, confidence = text(diagnosed, "action"), text(diagnosed, "confidence")
-    sure = confidence in {one.value for one in Confidence}
-    return Diagnosis(
-        kind=now.kind,
-        root=None,
-        symptoms=(),
-        remedy=Remedy(action) if action in {one.value for one in Remedy} else Remedy.NONE,
-        reason=text(diagnosed, "reason") or f"The journal says no more than {now.kind.value}.",
-        advice=text(diagnosed, "advice"),
-        confidence=Confidence(confidence) if sure else Confidence.GUESS,
-        fingerprint=now.fingerprint,
-        gpu=now.gpu or text(diagnosed, "gpu") or None,
-        memory=None if now.holder is None else OomReading(now.holder),
-    )
-
-
-def _missing(
-    kind: Kind, decided: Record, diagnosed: Record | None, batch: _Batch
-) -> frozenset[Missing]:
-    """Return what the policy looks at for this kind, and the journal does not tell."""
-    missing = set[Missing]() if diagnosed is not None else {Missing.DIAGNOSIS}
-    match kind:
-        case Kind.CUDA_OOM:
-            missing |= {Missing.HOLDER} if "holder" not in decided.facts else set()
-            missing |= {Missing.MICRO_BATCH} if not batch.known else set()
-        case Kind.GPU_FAULT:
-            missing |= {Missing.GPUS_LEFT}
-            if not (text(decided, "gpu") or text(diagnosed, "gpu")):
-                missing |= {Missing.GPU}
-        case Kind.SHM if not text(diagnosed, "action"):
-            missing |= {Missing.ACTION}
-        case _:
-            pass
-    return frozenset(missing)
-
-
 def _recognized(incident: Incident, new: Diagnosis | None) -> Incident:
     """Return an incident of the history so that the same failure is known again.
 
@@ -245,12 +156,16 @@ def _recognized(incident: Incident, new: Diagnosis | None) -> Incident:
 
 def _applied(state: State, entry: Entry) -> State:
     try:
-        return apply(state, entry.record)
+        after = apply(state, entry.record)
+        sizes = (after.micro_samples, integer(entry.record, "micro_batch"))
+        if any(size is not None and not 0 < size <= _MOST_SAMPLES for size in sizes):
+            raise StateError("there is no such micro-batch")
     except (ValueError, OverflowError) as problem:
         raise StateError(
             f"line {entry.seq} of the journal cannot be understood ({problem}). A newer or broken"
             " version may have written it; nothing was changed."
         ) from problem
+    return after
 
 
 def _rung(name: str, index: int, count: int) -> Rung:

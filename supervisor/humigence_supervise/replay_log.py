@@ -53,6 +53,8 @@ def log_document(source: str, chosen: Chosen) -> Document:
         assumed.append("No batch is known, so the micro-batch cannot shrink (--config names one).")
     if diagnosis.kind is Kind.GPU_FAULT:
         assumed.append(f"There are {ranks} GPUs, and another one fails each time.")
+    if diagnosis.kind is Kind.DISK_FULL:
+        assumed.append("The disk of the checkpoints is full each time.")
     alike, other = (
         forecast(
             diagnosis,

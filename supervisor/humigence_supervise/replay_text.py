@@ -17,6 +17,7 @@ _UNKNOWN = {
     "gpu": "which GPU failed",
     "gpus_left": "how many healthy GPUs were left (taken for enough)",
     "action": "whose shared memory it was (taken for NCCL's)",
+    "free_mib": "how much of the disk was free (taken for enough)",
     "micro_batch": "the micro-batch (so it cannot shrink)",
 }
 

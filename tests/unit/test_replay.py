@@ -17,7 +17,7 @@ from humigence_supervise.config import ConfigError
 from humigence_supervise.contract import JOURNAL_FILE
 from humigence_supervise.courses import forecast
 from humigence_supervise.domain import Kind
-from humigence_supervise.happenings import NotPrepared, Tick
+from humigence_supervise.happenings import Diagnosed, NotPrepared, Tick, TreeGone
 from humigence_supervise.journal import JournalError, decode, encode
 from humigence_supervise.reading import UnreadableError
 from humigence_supervise.records import Entry, Event, Record
@@ -174,6 +174,23 @@ def test_decisions_without_a_failure_are_listed_not_judged(tmp_path):
     assert "StepDown, no failure led to it" in replay_text(document)
 
 
+def test_a_disk_that_was_waited_for_was_full(tmp_path):
+    """The journal says how much was missing; without that it is unknown, and said to be."""
+    book = Book(tmp_path)
+    book.progress(book.attempt(2), range(1, 20), 10)
+    full = diagnosis_of(Kind.DISK_FULL, "No space left on device.", root=None)
+    book.happen(40, TreeGone("The launcher exited with code 1.", 0.0))
+    book.happen(41, Diagnosed(full, 19, 10, need_mib=500, free_mib=3))
+    (one,) = replay(tmp_path, tmp_path)["decisions"]
+    assert one["happened"]["decision"] == one["now"]["decision"] == "WaitForSpace"
+    assert one["unknown"] == []
+    rewritten(
+        tmp_path / JOURNAL_FILE, lambda r: r if r.event is not Event.BACKOFF_STARTED else None
+    )
+    (one,) = replay(tmp_path, tmp_path)["decisions"]
+    assert one["unknown"] == ["free_mib"]
+
+
 def test_what_an_old_journal_does_not_tell_is_unknown(tmp_path):
     """Without ladder, micro-batch, holder and diagnosis the decisions are judged all the same."""
     three_failures(tmp_path)
@@ -248,6 +265,8 @@ def test_a_damaged_journal_is_refused(tmp_path):
         ("rung_index", 10**9),
         ("rung_index", -1),
         ("at_s", 10**400),
+        ("micro_samples", 10**400),
+        ("micro_samples", -1),
         ("last_step", None),
     ],
 )
