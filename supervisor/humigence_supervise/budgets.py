@@ -128,9 +128,11 @@ def period_spent(policy: Policy, incidents: tuple[Incident, ...], now_s: float) 
 def is_deterministic(incidents: tuple[Incident, ...]) -> bool:
     """Say whether the last failure happened before: the same one at the same step.
 
-    Another GPU that breaks is another failure.
+    Another GPU that breaks is another failure, and who is told to end from outside did not fail.
     """
     *before, now = incidents
+    if now.kind is Kind.PREEMPTED:
+        return False
     any_gpu = now.kind is not Kind.GPU_FAULT
     return any(
         (one.fingerprint, one.last_step, one.kind) == (now.fingerprint, now.last_step, now.kind)

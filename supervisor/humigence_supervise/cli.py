@@ -283,8 +283,8 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the present policy decides about an old run or log; start nothing."""
-    from humigence_supervise.replay import replay_document
-    from humigence_supervise.replay_text import replay_text
+    from humigence_supervise.replay.document import replay_document
+    from humigence_supervise.replay.text import replay_text
 
     document = replay_document(source, Path.cwd(), config, rediagnose=rediagnose)
     typer.echo(json.dumps(document) if as_json else replay_text(document))

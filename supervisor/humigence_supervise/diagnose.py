@@ -82,8 +82,10 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
         return Finding(
             Kind.PREEMPTED,
             Confidence.CERTAIN,
-            means="The run was stopped on request",
-            advice="Start it again when you want to go on.",
+            means="The attempt was ended on purpose, to go on in a better way"
+            if evidence.left
+            else "The run was stopped on request",
+            advice="Nothing to do." if evidence.left else "Start it again when you want to go on.",
             remedy=Remedy.NONE,
             hit=next((hit for hit in evidence.hits if hit.kind is Kind.PREEMPTED), None),
         )

@@ -323,6 +323,7 @@ class Evidence:
     was found that proves nothing but helps a person, one sentence each.
     `progress_seen`: the output itself shows steps or losses (all there is, for a log without
     progress files).
+    `stop_requested`: somebody ended the attempt on purpose; `left`: we did, to go on better.
     `not_started` is why there was no process at all, "" where there was one.
     `success_unproven` is why exit code 0 would prove nothing, "" where it may be believed.
     `resumed_wrongly` says how the worker did not begin at its checkpoint's step, "" if it did.
@@ -344,6 +345,7 @@ class Evidence:
     context: tuple[str, ...] = ()
     disk_free_mib: int | None = None
     stop_requested: bool = False
+    left: bool = False
     hang_suspected: bool = False
     progress_seen: bool = False
     success_unproven: str = ""

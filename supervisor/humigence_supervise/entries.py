@@ -366,7 +366,8 @@ def rung_changed(before: State, after: State, context: Context, kind: Kind) -> R
     if after.rung_index < before.rung_index:
         message = f"Going back up to {new}."
     facts: Facts = {"from": _rung(before, context), "to": new, "kind": kind.value}
-    return Record(Event.RUNG_CHANGED, message, Level.WARNING, before.attempt, new, facts)
+    level = Level.INFO if after.rung_index < before.rung_index else Level.WARNING
+    return Record(Event.RUNG_CHANGED, message, level, before.attempt, new, facts)
 
 
 def waits(state: State, context: Context, delay_s: float, why: str = "") -> Record:

@@ -66,7 +66,7 @@ from humigence_supervise.state import (
     Want,
     fold,
 )
-from humigence_supervise.way_up import growth_due, promotion_due
+from humigence_supervise.way_up import growth_due, promotion_due, worth_leaving
 
 PROGRESS_EVERY_S = 10.0
 """Thinning of `attempt.progress`; the progress files hold every step."""
@@ -168,7 +168,7 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
                 wrong = entries.resumed_wrongly(state, context, how, event.began)
                 over = entries.exited(state, context, "It resumed at the wrong step: ended.")
                 return (Append(wrong), Append(over), Clear())
-            if context.now_s - state.progress_at_s < PROGRESS_EVERY_S:
+            if state.pace is not None and context.now_s - state.pace.at_s < PROGRESS_EVERY_S:
                 return ()
             return (Append(entries.progressed(state, context, event.progress)),)
         case CheckpointSeen():
@@ -342,7 +342,8 @@ def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions
     """A checkpoint is there: the moment at which a better way of running costs nothing."""
     committed = entries.committed(state, context, event.checkpoint)
     after = fold((committed,), state)
-    if after.stop is not None or after.leaving is not None:
+    busy = after.stop is not None or after.leaving is not None
+    if busy or not worth_leaving(after, context.promoting):
         return (Append(committed),)
     promote = promotion_due(after, context.rungs, context.promoting, context.now_s)
     if promote is not None:

@@ -62,6 +62,7 @@ def examine(
             evidence,
             success_unproven=unproven,
             resumed_wrongly=resumed_wrongly(state.first_step, watch.began) if strict else "",
+            left=state.stop is None and state.leaving is not None,
             not_started=not_started,
             unread=(*evidence.unread, *not_kept),
         ),

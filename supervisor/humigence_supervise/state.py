@@ -103,6 +103,21 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """Two thinned progress lines of one attempt: its first and its newest. Steps are completed."""
+
+    first_at_s: float
+    first_step: int
+    at_s: float
+    step: int
+
+    def step_s(self) -> float | None:
+        """Return seconds a step, None before two of them are known."""
+        steps = self.step - self.first_step
+        return (self.at_s - self.first_at_s) / steps if steps > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
 class Promotion:
     """One try to go back up to a rung; `passed` says what its probe found."""
 
@@ -120,10 +135,10 @@ class State:
     known to be committed. `micro_samples` is a reduced micro-batch, None for the configured one;
     `larger_micro` what it was before it was last reduced, `grown` whether that was tried again
     since. `stop` is the exit code a requested stop ends with, None when none was requested.
-    `quiet_checkpoints` were committed since the last incident; `unprepared` counts the times in
-    a row that no attempt could be prepared. `excluded_gpus` must not be used, whatever they are
-    called: UUID, index or PCI bus id. `rung_since_s` is since when it is on its rung, None
-    from the start of the run.
+    `rung_since_s` is since when it is on its rung, None from the start of the run. `pace` and
+    `target_step` are what the attempt's progress tells. `quiet_checkpoints` were committed since
+    the last incident; `unprepared` counts the times in a row that no attempt could be prepared.
+    `excluded_gpus` must not be used, whatever they are called: UUID, index or PCI bus id.
     """
 
     phase: Phase = field(default_factory=Ready)
@@ -140,7 +155,8 @@ class State:
     stop: int | None = None
     leaving: Leaving | None = None
     rung_since_s: float | None = None
-    progress_at_s: float = 0.0
+    pace: Pace | None = None
+    target_step: int | None = None
     quiet_checkpoints: int = 0
     unprepared: int = 0
     excluded_gpus: tuple[str, ...] = ()
@@ -208,7 +224,7 @@ def _attempted(state: State, record: Record, facts: Facts) -> State:
         case Event.ATTEMPT_STARTED | Event.ATTEMPT_ADOPTED:
             return replace(state, phase=Running())
         case Event.ATTEMPT_PROGRESS:
-            return replace(state, progress_at_s=facts.number("at_s"))
+            return _progressed(state, facts)
         case Event.CHECKPOINT_COMMITTED:
             quiet = state.quiet_checkpoints + 1
             return replace(state, checkpoint_step=facts.integer("step"), quiet_checkpoints=quiet)
@@ -222,6 +238,13 @@ def _attempted(state: State, record: Record, facts: Facts) -> State:
             return replace(state, phase=Diagnosing())
         case _:
             return state
+
+
+def _progressed(state: State, facts: Facts) -> State:
+    at_s, step = facts.number("at_s"), facts.integer("step")
+    first = state.pace or Pace(at_s, step, at_s, step)
+    pace = Pace(first.first_at_s, first.first_step, at_s, step)
+    return replace(state, pace=pace, target_step=facts.optional_integer("target_step"))
 
 
 def _tried(state: State, facts: Facts) -> State:
@@ -258,7 +281,7 @@ def _planned(state: State, facts: Facts) -> State:
         attempt=facts.attempt(),
         first_step=step,
         resumed=facts.optional_text("resume_from") is not None,
-        progress_at_s=0.0,
+        pace=None,
         checkpoint_step=step,
         leaving=None,
         unprepared=0,

@@ -25,6 +25,9 @@ MAY_HAVE_PASSED: Final = TRANSIENT | {
 }
 """Kinds after which the higher rung may work another time; a probe tells."""
 
+WORTH_S: Final = 60.0
+"""To leave an attempt for a better one costs up to so many seconds of training."""
+
 _MOST_DOUBLINGS: Final = 32
 
 
@@ -72,6 +75,20 @@ def promotion_due(
         f"{healthy_s:.0f} s without a failure on {present.name}{after}: what made"
         f" the run leave {rungs[index].name} may have passed.",
     )
+
+
+def worth_leaving(state: State, promoting: Promoting) -> bool:
+    """Say whether enough of the run is left to gain from a better way of running it.
+
+    What nobody told is taken for enough.
+    """
+    if state.target_step is None:
+        return True
+    left_steps = state.target_step - state.checkpoint_step
+    step_s = state.pace.step_s() if state.pace is not None else None
+    if left_steps <= 0 or step_s is None:
+        return left_steps > 0
+    return left_steps * step_s >= min(WORTH_S, promoting.after_s)
 
 
 def failed_promotions(state: State, healthy_s: float) -> int:

@@ -15,15 +15,15 @@ from journals import Book, diagnosis_of, fallen_back, nccl_failure
 from humigence_supervise.budgets import Policy
 from humigence_supervise.config import ConfigError
 from humigence_supervise.contract import JOURNAL_FILE
-from humigence_supervise.courses import forecast
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import Diagnosed, NotPrepared, Tick, TreeGone
 from humigence_supervise.journal import JournalError, decode, encode
 from humigence_supervise.reading import UnreadableError
 from humigence_supervise.records import Entry, Event, Record
-from humigence_supervise.replay import replay_document
-from humigence_supervise.replay_log import DEFAULT_RUNGS
-from humigence_supervise.replay_text import replay_text
+from humigence_supervise.replay.courses import forecast
+from humigence_supervise.replay.document import replay_document
+from humigence_supervise.replay.log import DEFAULT_RUNGS
+from humigence_supervise.replay.text import replay_text
 from humigence_supervise.run_ref import RunNotFoundError
 from humigence_supervise.state import StateError
 

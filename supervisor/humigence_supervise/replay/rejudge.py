@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from humigence_supervise.budgets import Policy
-from humigence_supervise.courses import Course, context_of, course_of, decide_again
 from humigence_supervise.decisions import Incident
 from humigence_supervise.domain import Diagnosis, Holder, Kind, Launcher, Rung
 from humigence_supervise.happenings import Diagnosed
 from humigence_supervise.history import integer, text
 from humigence_supervise.records import Entry, Event
-from humigence_supervise.retold import (
+from humigence_supervise.replay.courses import Course, context_of, course_of, decide_again
+from humigence_supervise.replay.retold import (
     NOT_IN_EVIDENCE,
     Batch,
     Missing,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from humigence_supervise.courses import course_facts
 from humigence_supervise.domain import Rung
 from humigence_supervise.journal import read_journal
 from humigence_supervise.records import Entry, Event, Json
-from humigence_supervise.rejudge import Judged, Unprompted, rejudge, rungs_of
-from humigence_supervise.replay_log import log_document
-from humigence_supervise.replay_source import Chosen, find_journal
-from humigence_supervise.reread import Reread, reread
+from humigence_supervise.replay.courses import course_facts
+from humigence_supervise.replay.log import log_document
+from humigence_supervise.replay.rejudge import Judged, Unprompted, rejudge, rungs_of
+from humigence_supervise.replay.reread import Reread, reread
+from humigence_supervise.replay.source import Chosen, find_journal
 
 Document = dict[str, Json]
 

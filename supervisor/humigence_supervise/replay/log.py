@@ -7,13 +7,13 @@ from typing import Final
 from humigence_supervise import ladder
 from humigence_supervise.batching import PlanError, batch_of_rung
 from humigence_supervise.config import Settings
-from humigence_supervise.courses import Course, course_facts, forecast
 from humigence_supervise.decisions import Retry, WaitForMemory, WaitForSpace
 from humigence_supervise.diagnose import diagnose
 from humigence_supervise.domain import Evidence, Kind, Launcher, Rung
 from humigence_supervise.reading import diagnosis_document, read_input
 from humigence_supervise.records import Json
-from humigence_supervise.replay_source import Chosen
+from humigence_supervise.replay.courses import Course, course_facts, forecast
+from humigence_supervise.replay.source import Chosen
 
 Document = dict[str, Json]
 
