@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 
 from main_job import TARGET, Job, assert_every_step_once, in_order, names, write
+from support import eventually
 
-from humigence_supervise.contract import EXIT_HOPELESS
+from humigence_supervise.contract import EXIT_HOPELESS, EXIT_SIGTERM
 from humigence_supervise.records import Event
 
 
@@ -92,6 +95,49 @@ def test_a_failed_probe_costs_no_step(job: Job) -> None:
     assert "multi_gpu" in tried.message
     assert "rank 0: " in tried.message or "rank 1: " in tried.message
     assert names(events).count("promotion.tried") == 1
+    assert_every_step_once(job, redone=2)
+
+
+def probing(job: Job) -> subprocess.Popen[str]:
+    """Return a supervisor whose run has just begun to probe the higher rung."""
+    write(
+        job,
+        worker={"faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
+        promote={"after_s": 0.0},
+    )
+    process = job.start()
+    eventually(
+        lambda: "promotion.started" in names(job.events()) or process.poll() is not None,
+        "the probe",
+        within_s=90,
+    )
+    assert process.poll() is None, names(job.events())
+    return process
+
+
+def test_a_probe_outlives_its_supervisor(job: Job) -> None:
+    """Killed while it probes: the next supervisor adopts the probe, or takes it for failed."""
+    probing(job).kill()
+    assert job.supervisor is not None
+    job.supervisor.wait()
+    code, _, _ = job.finish()
+    events = job.events()
+    assert code == 0, names(events)
+    in_order(events, Event.PROMOTION_STARTED, Event.RUN_ADOPTED, Event.PROMOTION_TRIED)
+    assert names(events).count("promotion.started") == names(events).count("promotion.tried")
+    assert_every_step_once(job, redone=2)
+
+
+def test_a_stop_ends_a_probe(job: Job) -> None:
+    """Nobody waits for a probe that is not wanted any more; the next start goes on."""
+    process = probing(job)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == EXIT_SIGTERM
+    events = job.events()
+    assert events[-1].event is Event.RUN_STOPPED, names(events)
+    assert names(events)[-3:-1] == ["run.stopping", "promotion.tried"]
+    assert job.finish()[0] == 0
     assert_every_step_once(job, redone=2)
 
 
