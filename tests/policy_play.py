@@ -23,7 +23,9 @@ from humigence_supervise.decisions import (
     WaitForSpace,
 )
 from humigence_supervise.domain import Confidence, Diagnosis, Holder, Kind, OomReading, Remedy
-from humigence_supervise.policy import LONG_WAIT_S, Standing, decide
+from humigence_supervise.options import LONG_WAIT_S
+from humigence_supervise.policy import decide
+from humigence_supervise.standing import Standing
 
 STRANGER_PID = 4711
 STRANGER_MIB = 20_480

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from policy_play import MOST_DECISIONS, Between, Failure, Play
 
+from humigence_supervise import options
 from humigence_supervise import policy as policy_module
 from humigence_supervise.budgets import Backoff, Policy
 from humigence_supervise.decisions import (
@@ -21,7 +22,7 @@ from humigence_supervise.decisions import (
 )
 from humigence_supervise.domain import Diagnosis, Holder, Kind, Remedy
 from humigence_supervise.moves import OVERRIDES, Move, row_of
-from humigence_supervise.policy import Standing
+from humigence_supervise.standing import Standing
 
 SEEDS = range(150)
 KINDS = tuple(kind for kind in Kind if kind is not Kind.HEALTHY)
@@ -157,7 +158,7 @@ def never_lowest(_: Standing) -> bool:
     ("where", "name", "fault", "broken"),
     [
         (Standing, "on_lowest_rung", property(never_lowest), wander),
-        (policy_module, "_shrink", halves, wander),
+        (options, "_shrink", halves, wander),
         (Backoff, "delay_s", doubles_for_ever, wander),
         (policy_module, "_moves_left", begins_each_row_anew, repeat),
         (policy_module, "_moves_left", begins_each_row_anew, alternate),

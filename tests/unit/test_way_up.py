@@ -1,4 +1,4 @@
-"""When a run is led back: a higher rung, larger micro-batches; as tables of states and answers."""
+"""When a run is led back to a higher rung, and to which: tables of states and answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from humigence_supervise import way_up
-from humigence_supervise.budgets import Policy
 from humigence_supervise.decisions import Incident
 from humigence_supervise.domain import Holder, Kind, Launcher, Rung
 from humigence_supervise.moves import MOVES
@@ -17,9 +16,7 @@ from humigence_supervise.way_up import (
     MAY_HAVE_PASSED,
     Promoting,
     failed_promotions,
-    growth_due,
     promotion_due,
-    suspects,
 )
 
 AFTER_S = 1800.0
@@ -40,11 +37,10 @@ def incident(
     mark: str = "",
     step: int = 20,
     first: int = 10,
-    gpu: str = "",
     holder: Holder | None = None,
 ) -> Incident:
     """Return a failure at a step; `mark` is its fingerprint, its own one if not said."""
-    return Incident(1, rung, kind, mark or f"{at_s}", at_s, first, step, 10, gpu, holder)
+    return Incident(1, rung, kind, mark or f"{at_s}", at_s, first, step, 10, "", holder)
 
 
 def below(*incidents: Incident, **changes: object) -> State:
@@ -274,55 +270,6 @@ def test_how_many_tries_failed(
     """By the probe, or on the rung within the healthy while (100 s) after it; each once."""
     state = State(promotions=promotions, incidents=incidents)
     assert failed_promotions(state, 100.0) == failed
-
-
-# --- larger micro-batches ------------------------------------------------------------------------
-
-SHRUNK = State(micro_samples=2, larger_micro=4, quiet_checkpoints=10)
-
-
-@pytest.mark.parametrize(
-    ("state", "configured", "due"),
-    [
-        (SHRUNK, 8, 4),
-        (replace(SHRUNK, quiet_checkpoints=9), 8, None),
-        (replace(SHRUNK, quiet_checkpoints=11), 8, 4),
-        (replace(SHRUNK, grown=True), 8, None),
-        (replace(SHRUNK, micro_samples=None), 8, None),
-        # Nothing remembers what it was before: what the configuration says, if it says a batch.
-        (replace(SHRUNK, larger_micro=None), 8, 8),
-        (replace(SHRUNK, larger_micro=None), None, None),
-        # The configuration asks for no more than there is.
-        (replace(SHRUNK, larger_micro=None), 2, None),
-        (replace(SHRUNK, larger_micro=1), 8, None),
-    ],
-)
-def test_when_a_micro_batch_grows(state: State, configured: int | None, due: int | None) -> None:
-    """One size up, once, after ten quiet checkpoints."""
-    assert growth_due(state, Policy(), configured) == due
-
-
-def test_growing_can_be_switched_off() -> None:
-    """`policy.grow_after_checkpoints` 0 keeps a reduced micro-batch."""
-    assert growth_due(SHRUNK, Policy(grow_after_checkpoints=0), 8) is None
-    assert growth_due(SHRUNK, Policy(grow_after_checkpoints=1), 8) == 4
-
-
-# --- suspects ------------------------------------------------------------------------------------
-
-
-def test_suspects_are_the_gpus_that_failures_are_blamed_on() -> None:
-    """Each once, in order; an error of the program blames no card, nor does one without a name."""
-    blamed = (
-        incident(Kind.NCCL_REMOTE, gpu="GPU-1"),
-        incident(Kind.UNKNOWN),
-        incident(Kind.USER_CODE, gpu="GPU-2"),
-        incident(Kind.CUDA_OOM, gpu="GPU-2", holder=Holder.WORKLOAD),
-        incident(Kind.GPU_FAULT, gpu="GPU-0"),
-        incident(Kind.HANG, gpu="GPU-1"),
-    )
-    assert suspects(blamed) == ("GPU-1", "GPU-0")
-    assert suspects(()) == ()
 
 
 # --- planted faults ------------------------------------------------------------------------------
