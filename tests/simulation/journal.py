@@ -1,0 +1,82 @@
+"""A journal in memory: what was appended survives the supervisor."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from simulation.invariants import AT_APPEND, hold
+from simulation.world import JOURNAL_ROOM_MIB, CrashError, World
+
+from humigence_supervise.journal import decode, encode
+from humigence_supervise.records import Entry, Record
+from humigence_supervise.state import State, apply, fold
+
+STAMP = "2026-01-01T00:00:00.000000Z"
+
+
+class SimJournal:
+    """The one file that survives. `folded` is what its entries mean."""
+
+    def __init__(self, world: World, *, persisted: bool) -> None:
+        """Begin empty; `persisted`: the lines are encoded, and read back after a crash."""
+        self.path = Path("/sim/journal.jsonl")
+        self.world = world
+        self.persisted = persisted
+        self.records: list[Record] = []
+        self.lines: list[bytes] = []
+        self.folded = State()
+        self.ballast = True
+
+    def append(self, records: Iterable[Record], *, decisive: bool = True) -> tuple[Entry, ...]:
+        """Make records durable; a crash may leave the first of them."""
+        records = tuple(records)
+        if not records:
+            return ()
+        world = self.world
+        world.act()
+        self._find_room(decisive=decisive)
+        entries = []
+        for record in records:
+            entries.append(self._durable(record))
+            if world.torn_appends and record is not records[-1]:
+                world.act()
+        world.act()
+        return tuple(entries)
+
+    def reserve(self) -> None:
+        """Put the ballast back where there is room."""
+        self.ballast = self.ballast or self.world.disk_mib >= JOURNAL_ROOM_MIB
+
+    def read_back(self) -> State:
+        """Return the fold of what is on disk."""
+        if not self.persisted:
+            return fold(self.records)
+        return fold(decode(line).record for line in self.lines)
+
+    def _find_room(self, *, decisive: bool) -> None:
+        if self.world.journal_broken:
+            self.world.journal_broken -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.world.disk_mib >= JOURNAL_ROOM_MIB:
+            return
+        if decisive and self.ballast:
+            self.ballast = False
+            return
+        self.world.notes.news_dropped |= not decisive
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _durable(self, record: Record) -> Entry:
+        entry = Entry(len(self.records) + 1, STAMP, int(self.world.now_s * 1e9), "sim", record)
+        if self.persisted:
+            self.lines.append(encode(entry).rstrip(b"\n"))
+        self.records.append(record)
+        self.folded = apply(self.folded, record)
+        self.world.notes.journaled(record, self.world)
+        hold(AT_APPEND, self.world, record)
+        return entry
+
+
+__all__ = ["CrashError", "SimJournal"]

@@ -1,0 +1,262 @@
+"""Random worlds: which run, which troubles, when. Everything is drawn from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+
+from simulation.faults import FOR_EVER, Ending, Fault
+from simulation.setups import LADDERS, POLICIES, PROMOTES, Setup, card, plan_of, run_of
+from simulation.world import Card, CrashError, Health, World
+
+from humigence_supervise.domain import ExitStatus, Holder, Host, Kind, Remedy
+from humigence_supervise.happenings import Means, StopRequested
+
+HEALED_AT_S = 600.0
+"""From then on all is well in every world, so that every run has to come to its end."""
+STARTS_AGAIN = 0.4
+OF_THE_WORLD = (Kind.HEALTHY, Kind.CHECKPOINT_CORRUPT)
+"""Not drawn: they come of the world's checkpoints themselves."""
+FAULTY = (
+    *(kind for kind in Kind if kind not in OF_THE_WORLD),
+    *(Kind.CUDA_OOM,) * 4,
+    *(Kind.GPU_FAULT,) * 2,
+)
+ON_SEVERAL = frozenset(
+    kind for kind in Kind if kind.value.startswith("nccl_") or kind in (Kind.NVLINK_P2P, Kind.HANG)
+)
+ENDINGS = (
+    Ending.TOGETHER,
+    Ending.TOGETHER,
+    Ending.RANK_FIRST,
+    Ending.RANK_FIRST,
+    Ending.LAUNCHER,
+    Ending.KEEPER,
+    Ending.STALL,
+)
+STATUSES = (
+    ExitStatus(code=1),
+    ExitStatus(code=1),
+    ExitStatus(signal=9),
+    ExitStatus(signal=11),
+    ExitStatus(signal=6),
+    ExitStatus(),
+)
+
+
+@lru_cache(maxsize=1)
+def setups() -> tuple[Setup, ...]:
+    """Return all configurations whose every rung can be planned on their machine at its best."""
+    found = []
+    for name in LADDERS:
+        for gpus in (0, 1, 2, 3, 4):
+            for micro, preset in (
+                (4, "humigence"),
+                (None, "humigence"),
+                (8, "torchrun"),
+                (None, "torchrun"),
+                (1, "humigence"),
+            ):
+                setup = Setup(name, "default", "quick", gpus, micro, 10.0, preset)
+                if _can_be_planned(setup):
+                    found.append(setup)
+    return tuple(
+        Setup(one.ladder, policy, promote, one.gpus, one.micro, grace_s, one.preset)
+        for one in found
+        for policy in POLICIES
+        for promote, grace_s in ((name, 10.0 if name != "off" else 3.0) for name in PROMOTES)
+    )
+
+
+def _can_be_planned(setup: Setup) -> bool:
+    host = Host(tuple(card(index) for index in range(setup.gpus)), "580.1", "2.13.0", 8)
+    try:
+        run = run_of(setup)
+        for index in range(len(run.rungs)):
+            plan_of(setup, host, Means(index, None), 1, None)
+    except ValueError:
+        return False
+    return True
+
+
+def world_of(seed: int) -> World:
+    """Return the world of a seed."""
+    draw = random.Random(seed)
+    setup = draw.choice(setups())
+    every = draw.choice((1, 2, 4, 5, 10))
+    world = World(
+        setup,
+        target=draw.randint(3, 30),
+        save_every=every,
+        step_s=draw.choice((0.3, 0.7, 1.0, 2.0)),
+        save_s=draw.choice((0.05, 0.4, 3.0)),
+        start_s=draw.choice((0.4, 1.5, 4.0)),
+        kill_s=draw.choice((0.05, 0.3, 2.0, 12.0)),
+        probe_s=draw.choice((1.0, 6.0, 6.0, 49.0, 400.0)),
+    )
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 5))):
+        world.faults.append(_fault(draw, world))
+    horizon_s = draw.choice((20.0, 60.0, 150.0))
+    for _ in range(draw.choice((0, 0, 1, 1, 2, 3))):
+        draw.choice(BEFALLS)(draw, world, draw.random() * horizon_s)
+    for _ in range(draw.choice((0, 0, 0, 1, 1, 2, 4))):
+        _crash(draw, world, horizon_s)
+    if draw.random() < 0.25:
+        _stop(draw, world, draw.random() * horizon_s)
+    world.deaf = draw.random() < 0.1
+    world.unlaunchable = draw.choice((0,) * 12 + (1, 2))
+    world.unplannable = draw.choice((0,) * 12 + (1, 3, 12))
+    world.wrong_resumes = draw.choice((0,) * 30 + (1,))
+    world.unmovable = draw.random() < 0.03
+    world.at(HEALED_AT_S, World.heal)
+    return world
+
+
+def operator_of(seed: int) -> Callable[[World, int], bool]:
+    """Return somebody who now and then starts an ended run again without mending anything."""
+    draw = random.Random(f"operator {seed}")
+    return lambda _world, _code: draw.random() < STARTS_AGAIN
+
+
+def _fault(draw: random.Random, world: World) -> Fault:
+    kind = draw.choice(FAULTY)
+    fault = Fault(
+        kind,
+        at_step=draw.choice((0, None, draw.randint(1, world.target))),
+        left=draw.choice((1, 1, 1, 2, 3, 5, FOR_EVER)),
+        several_ranks=kind in ON_SEVERAL and draw.random() < 0.8,
+        ending=draw.choice(ENDINGS),
+        status=draw.choice(STATUSES),
+        fingerprint=f"{kind.value}|row{draw.randint(0, 1)}|",
+    )
+    if draw.random() < 0.15:
+        fault.on_rung = draw.randint(0, len(run_of(world.setup).rungs) - 1)
+    match kind:
+        case Kind.CUDA_OOM:
+            fault.holder = draw.choice((*(Holder.WORKLOAD,) * 4, *Holder))
+            fault.micro_above = draw.choice((None, 1, 2, 3))
+            fault.at_step = draw.choice((0, None, None))
+            if fault.holder is Holder.STRANGER:
+                fault.pid, fault.held_mib = draw.choice(((4711, 20_000), (None, 20_000)))
+                fault.named = "GPU-0" if world.cards else None
+        case Kind.GPU_FAULT if world.cards:
+            one = draw.choice(world.cards)
+            fault.on_gpu = one.uuid
+            fault.named = draw.choice(
+                (one.uuid, one.uuid, one.uuid, None, str(one.index), f"0000:0{one.index + 1}:00")
+            )
+        case Kind.PREMATURE_SUCCESS:
+            fault.ending = Ending.EARLY
+        case Kind.SHM:
+            fault.remedy = draw.choice((Remedy.STOP_AND_TELL, Remedy.FALLBACK_SINGLE_GPU))
+    return fault
+
+
+# --- what befalls a world ------------------------------------------------------------------------
+
+
+def _crash(draw: random.Random, world: World, horizon_s: float) -> None:
+    reboot = draw.random() < 0.2
+    if draw.random() < 0.6:
+        world.crash_at_acts[draw.randint(1, 120)] = reboot
+    else:
+        world.at(draw.random() * horizon_s, lambda _world: _die(reboot=reboot))
+
+
+def _die(*, reboot: bool) -> None:
+    raise CrashError(reboot=reboot)
+
+
+def _stop(draw: random.Random, world: World, at_s: float) -> None:
+    code, now = draw.choice(((143, False), (143, False), (130, False), (143, True)))
+    for again_s in (0.0, *draw.choice(((), (), (0.3,), (5.0,)))):
+        world.at(at_s + again_s, lambda w: w.signals.append(StopRequested(code, now=now)))
+
+
+def _disk_fills(draw: random.Random, world: World, at_s: float) -> None:
+    left_mib = draw.choice((0, 0, 50, 99))
+
+    def fill(w: World) -> None:
+        w.disk_mib = left_mib
+
+    def free(w: World) -> None:
+        w.disk_mib = 10_000
+
+    world.at(at_s, fill)
+    world.at(at_s + draw.choice((0.7, 15.0, 80.0)), free)
+
+
+def _card_goes(draw: random.Random, world: World, at_s: float) -> None:
+    if not world.cards:
+        return
+    one = draw.choice(world.cards)
+    ill, out = draw.choice(((True, False), (True, True), (False, True)))
+    one_called = draw.choice((None, None, None, "", str(one.index), f"0000:0{one.index + 1}:00"))
+
+    def goes(_world: World) -> None:
+        one.ill, one.out, one.called = ill, out, one_called
+
+    def returns(_world: World) -> None:
+        one.ill = one.out = False
+
+    world.at(at_s, goes)
+    world.at(at_s + draw.choice((3.0, 30.0, 120.0)), returns)
+
+
+def _stranger(draw: random.Random, world: World, at_s: float) -> None:
+    if not world.cards:
+        return
+    one: Card = draw.choice(world.cards)
+    pid, mib = draw.choice(((666, 24_000), (666, 3_000), (0, 24_000)))
+
+    def comes(_world: World) -> None:
+        one.stranger_mib, one.stranger_pid = mib, pid
+
+    def leaves(_world: World) -> None:
+        one.stranger_mib = one.stranger_pid = 0
+
+    world.at(at_s, comes)
+    world.at(at_s + draw.choice((4.0, 40.0, 300.0)), leaves)
+
+
+def _damage(draw: random.Random, world: World, at_s: float) -> None:
+    health = draw.choice((Health.TORN, Health.FLIPPED, Health.SILENT, Health.FOREIGN))
+    all_of_them = draw.random() < 0.1
+
+    def hurt(w: World) -> None:
+        for step in sorted(w.checkpoints, reverse=True)[: None if all_of_them else 1]:
+            if step < w.target:
+                w.checkpoints[step] = health
+
+    world.at(at_s, hurt)
+
+
+def _clock_jumps(draw: random.Random, world: World, at_s: float) -> None:
+    by_s = draw.choice((-5.0, -3600.0, 4.0, 3600.0, 86_400.0))
+
+    def jump(w: World) -> None:
+        w.clock_off_s += by_s
+        w.notes.clock_changed = True
+
+    world.at(at_s, jump)
+
+
+def _journal_breaks(draw: random.Random, world: World, at_s: float) -> None:
+    del draw
+
+    def breaks(w: World) -> None:
+        w.journal_broken += 1
+
+    world.at(at_s, breaks)
+
+
+BEFALLS: tuple[Callable[[random.Random, World, float], None], ...] = (
+    _disk_fills,
+    _card_goes,
+    _stranger,
+    _damage,
+    _damage,
+    _clock_jumps,
+    _journal_breaks,
+)
