@@ -25,7 +25,7 @@ from humigence_supervise.moves import OVERRIDES, Move, row_of
 from humigence_supervise.standing import Standing
 
 SEEDS = range(150)
-KINDS = tuple(kind for kind in Kind if kind is not Kind.HEALTHY)
+KINDS: tuple[Kind, ...] = tuple(kind for kind in Kind if kind is not Kind.HEALTHY)
 
 
 def random_failure(rng: random.Random) -> Failure:

@@ -128,7 +128,7 @@ def test_a_decision_without_a_fact_that_always_was_there_is_refused(missing: str
 def test_a_fact_of_the_wrong_type_is_a_state_error(key: str, value: Json) -> None:
     """It names the event and the fact; a newer version's word is refused as well as nonsense."""
     with pytest.raises(StateError, match=rf"decision\.made.*{key}"):
-        decided(**{key: value})
+        apply(State(attempt=3), record(Event.DECISION_MADE, {**DECISION, key: value}))
 
 
 def test_what_no_failure_led_to_is_no_incident() -> None:

@@ -62,8 +62,10 @@ def first_due_s(state: State, rungs: tuple[Rung, ...] = TWO) -> float | None:
 
 
 def _marks(state: State) -> tuple[float, ...]:
-    own = [one.at_s for one in (*state.incidents, *state.promotions)]
-    return (0.0, *own, *([state.rung_since_s] if state.rung_since_s is not None else []))
+    failures = [one.at_s for one in state.incidents]
+    tries = [one.at_s for one in state.promotions]
+    since = [] if state.rung_since_s is None else [state.rung_since_s]
+    return (0.0, *failures, *tries, *since)
 
 
 def failed_probe(at_s: float, rung: int = 0) -> Promotion:
