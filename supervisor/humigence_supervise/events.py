@@ -77,6 +77,7 @@ def event_schema() -> dict[str, Json]:
         "attempt": {"type": ["integer", "null"], "minimum": 1},
         "rung": nullable_text,
         "message": {"type": "string"},
+        "more": {"type": "integer", "minimum": 1},
         "crc": {"type": "string", "pattern": "^[0-9a-f]{8}$"},
     }
     assert columns.keys() == FIXED_COLUMNS
@@ -85,7 +86,7 @@ def event_schema() -> dict[str, Json]:
         "title": "A line of journal.jsonl",
         "type": "object",
         "properties": columns,
-        "required": list(columns),
+        "required": [name for name in columns if name != "more"],
         "additionalProperties": True,
     }
 

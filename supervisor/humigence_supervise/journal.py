@@ -1,8 +1,8 @@
 """The append-only journal: one JSON object a line, fsynced, each line with its own CRC-32.
 
-The file is the run's only state. A torn last line (the machine died while it was written) is cut
-off and kept aside; damage anywhere else is refused, because a decision built on a hole is worse
-than none.
+The file is the run's only state. What was written last and is torn (the machine died meanwhile) is
+cut off and kept aside: all that was written together, not only its last line. Damage anywhere else
+is refused, because a decision built on a hole is worse than none.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ class Journal:
             OSError: they could not be made durable; nothing may be done on their strength.
         """
         entries = []
-        for offset, record in enumerate(records):
+        together = tuple(records)
+        for offset, record in enumerate(together):
+            more = len(together) - offset - 1
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
             entries.append(
-                Entry(self._next_seq + offset, now, time.monotonic_ns(), self.run, record)
+                Entry(self._next_seq + offset, now, time.monotonic_ns(), self.run, record, more)
             )
         if entries:
             self._write(b"".join(encode(entry) for entry in entries), decisive=decisive)
@@ -165,6 +167,7 @@ def encode(entry: Entry) -> bytes:
             "attempt": record.attempt,
             "rung": record.rung,
             "message": record.message,
+            **({"more": entry.more} if entry.more else {}),
             **record.facts,
         },
         ensure_ascii=False,
@@ -186,8 +189,9 @@ def decode(line: bytes) -> Entry:
     columns: dict[str, Json] = json.loads(head + b"}")
     facts = {key: value for key, value in columns.items() if key not in FIXED_COLUMNS}
     seq, mono_ns, attempt, rung = (columns[k] for k in ("seq", "mono_ns", "attempt", "rung"))
-    if not isinstance(seq, int) or not isinstance(mono_ns, int):
-        raise ValueError("seq and mono_ns must be integers")  # noqa: TRY004 - callers expect this
+    more = columns.get("more", 0)
+    if not (isinstance(seq, int) and isinstance(mono_ns, int) and isinstance(more, int)):
+        raise ValueError("seq, mono_ns and more must be integers")  # noqa: TRY004 - callers expect this
     try:
         event = Event(str(columns["event"]))
     except ValueError:
@@ -203,34 +207,40 @@ def decode(line: bytes) -> Entry:
         rung=rung if isinstance(rung, str) else None,
         facts=facts,
     )
-    return Entry(seq, str(columns["ts"]), mono_ns, str(columns["run"]), record)
+    return Entry(seq, str(columns["ts"]), mono_ns, str(columns["run"]), record, more)
 
 
 def _read(path: Path) -> tuple[tuple[Entry, ...], int, bytes]:
-    """Return the entries, the bytes they take, and what follows them (a torn tail)."""
+    """Return the entries, the bytes they take, and what follows them (a torn tail).
+
+    Entries written together count together: the first lines of a torn block are torn with it, for
+    a decision without what carries it out would be another one.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return (), 0, b""
     entries: list[Entry] = []
-    good = 0
+    whole = good = whole_bytes = 0
     while good < len(content):
         end = content.find(b"\n", good)
         if end < 0:
-            return tuple(entries), good, content[good:]
+            break
         try:
             entry = decode(content[good:end])
         except NewerJournalError as problem:
             raise NewerJournalError(f"{path}:{len(entries) + 1}: {problem}") from None
         except (ValueError, KeyError) as problem:
             if end + 1 == len(content):
-                return tuple(entries), good, content[good:]
+                break
             raise _damage(path, len(entries) + 1, str(problem)) from problem
         if entry.seq != len(entries) + 1:
             raise _damage(path, len(entries) + 1, f"its seq is {entry.seq}")
         entries.append(entry)
         good = end + 1
-    return tuple(entries), good, b""
+        if entry.more == 0:
+            whole, whole_bytes = len(entries), good
+    return tuple(entries[:whole]), whole_bytes, content[whole_bytes:]
 
 
 def _damage(path: Path, line: int, what: str) -> JournalError:

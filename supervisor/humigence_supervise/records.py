@@ -78,15 +78,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A journaled record: `seq` from 1, `ts` UTC with microseconds and Z, `mono_ns` of its boot."""
+    """A journaled record: `seq` from 1, `ts` UTC with microseconds and Z, `mono_ns` of its boot.
+
+    `more` entries follow that were written with it: they count together or not at all.
+    """
 
     seq: int
     ts: str
     mono_ns: int
     run: str
     record: Record
+    more: int = 0
 
 
 FIXED_COLUMNS = frozenset(
-    ("seq", "ts", "mono_ns", "event", "level", "run", "attempt", "rung", "message", "crc")
+    ("seq", "ts", "mono_ns", "event", "level", "run", "attempt", "rung", "message", "more", "crc")
 )

@@ -29,9 +29,9 @@ RECORDS = [
 
 
 def written(path: Path) -> tuple[Entry, ...]:
-    """Write a journal of two entries."""
+    """Write a journal of two entries, one after the other."""
     journal, _ = open_journal(path, "demo")
-    entries = journal.append(RECORDS)
+    entries = (*journal.append(RECORDS[:1]), *journal.append(RECORDS[1:]))
     journal.close()
     return entries
 
@@ -89,6 +89,27 @@ def test_a_torn_tail_is_cut_and_kept(tmp_path: Path, cut: int) -> None:
     assert path.read_bytes() == first
     (aside,) = tmp_path.glob("*.torn-*")
     assert first + aside.read_bytes() == whole[:-cut]
+
+
+def test_what_was_written_together_counts_together(tmp_path: Path) -> None:
+    """Wherever a block of lines is torn, none of it is believed: a decision needs its wait."""
+    path = tmp_path / "journal.jsonl"
+    journal, _ = open_journal(path, "demo")
+    journal.append(RECORDS[:1])
+    before = path.stat().st_size
+    journal.append([*RECORDS, *RECORDS])
+    journal.close()
+    whole = path.read_bytes()
+    assert [entry.more for entry in read_journal(path)] == [0, 3, 2, 1, 0]
+    for end in range(before, len(whole)):
+        path.write_bytes(whole[:end])
+        assert len(read_journal(path)) == 1, end
+    journal, entries = open_journal(path, "demo")
+    (new,) = journal.append(RECORDS[:1])
+    journal.close()
+    assert (len(entries), new.seq, len(read_journal(path))) == (1, 2, 2)
+    (aside,) = tmp_path.glob("*.torn-*")
+    assert aside.read_bytes() == whole[before:-1]
 
 
 def test_damage_in_the_middle_is_refused(tmp_path: Path) -> None:
