@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulation.hands import SimHands
-from simulation.invariants import AT_END, AT_READ_BACK, hold
 from simulation.journal import SimJournal
 from simulation.outside import SimOutside
+from simulation.rules import BrokenError, hold
+from simulation.rules_of_ending import AT_END, AT_READ_BACK
 from simulation.setups import run_of
 from simulation.world import CrashError, World
 
@@ -21,15 +22,6 @@ from humigence_supervise.systemd import Notifier
 MOST_LIVES = 60
 RESTART_S = 3.0
 FACTS = {"run_id": "run-id", "accelerator": "cuda", "virtual_ranks": 2}
-
-
-class UnhealedError(AssertionError):
-    """A run that could go on did not complete."""
-
-    def __init__(self, text: str) -> None:
-        """Say what happened instead."""
-        self.rule = "a_healed_run_completes"
-        super().__init__(f"{self.rule}: {text}")
 
 
 @dataclass(slots=True)
@@ -120,8 +112,10 @@ def _play(
         final = world.notes.final
         assert final is not None
         if healed:
-            if world.newest_good() or not (world.checkpoints or world.aside):
-                raise UnhealedError(f"exit code {code}: {final.message}")
+            if world.shelf.newest_good() or not (world.shelf.steps or world.shelf.aside):
+                why = "A run that can go on completes when all is mended."
+                about = f"exit code {code}: {final.message}"
+                raise BrokenError("a_healed_run_completes", why, about)
             return
         again = operator(world, code)
         if not again:
@@ -136,12 +130,13 @@ def _play(
 def _one_life(told: Told, chance: random.Random, readmit: tuple[str, ...]) -> int | None:
     """Run one supervisor; None: it died."""
     world, journal = told.world, told.journal
-    hold(AT_READ_BACK, world, journal)
+    state = journal.read_back()
+    hold(AT_READ_BACK, world, (journal.folded, state))
     outside = SimOutside(world, chance)
     loop = Loop(
         run_of(world.setup),
         journal,
-        journal.read_back(),
+        state,
         SimHands(world),
         outside,
         notifier=Notifier(),

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from simulation.invariants import AT_APPEND, hold
-from simulation.world import JOURNAL_ROOM_MIB, CrashError, World
+from simulation.rules import hold
+from simulation.rules_of_deciding import AT_APPEND
+from simulation.world import JOURNAL_ROOM_MIB, World
 
 from humigence_supervise.journal import decode, encode
 from humigence_supervise.records import Entry, Record
@@ -31,30 +32,41 @@ class SimJournal:
         self.ballast = True
 
     def append(self, records: Iterable[Record], *, decisive: bool = True) -> tuple[Entry, ...]:
-        """Make records durable; a crash may leave the first of them."""
-        records = tuple(records)
-        if not records:
+        """Make records durable; who dies meanwhile leaves some of the lines."""
+        together = tuple(records)
+        if not together:
             return ()
-        world = self.world
-        world.act()
+        self.world.act()
         self._find_room(decisive=decisive)
-        entries = []
-        for record in records:
-            entries.append(self._durable(record))
-            if world.torn_appends and record is not records[-1]:
-                world.act()
-        world.act()
-        return tuple(entries)
+        ns = int(self.world.now_s * 1e9)
+        first, last = len(self.records) + 1, len(together) - 1
+        entries = tuple(
+            Entry(first + at, STAMP, ns, "sim", record, last - at)
+            for at, record in enumerate(together)
+        )
+        for entry in entries:
+            if self.persisted:
+                self.lines.append(encode(entry).rstrip(b"\n"))
+            if entry.more:
+                self.world.act()
+        for record in together:
+            self._durable(record)
+        self.world.act()
+        return entries
 
     def reserve(self) -> None:
         """Put the ballast back where there is room."""
         self.ballast = self.ballast or self.world.disk_mib >= JOURNAL_ROOM_MIB
 
     def read_back(self) -> State:
-        """Return the fold of what is on disk."""
+        """Return the fold of what is on disk; lines written together count together or not."""
         if not self.persisted:
             return fold(self.records)
-        return fold(decode(line).record for line in self.lines)
+        entries = [decode(line) for line in self.lines]
+        while entries and entries[-1].more:
+            entries.pop()
+        del self.lines[len(entries) :]
+        return fold(entry.record for entry in entries)
 
     def _find_room(self, *, decisive: bool) -> None:
         if self.world.journal_broken:
@@ -68,15 +80,8 @@ class SimJournal:
         self.world.notes.news_dropped |= not decisive
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _durable(self, record: Record) -> Entry:
-        entry = Entry(len(self.records) + 1, STAMP, int(self.world.now_s * 1e9), "sim", record)
-        if self.persisted:
-            self.lines.append(encode(entry).rstrip(b"\n"))
+    def _durable(self, record: Record) -> None:
         self.records.append(record)
         self.folded = apply(self.folded, record)
         self.world.notes.journaled(record, self.world)
         hold(AT_APPEND, self.world, record)
-        return entry
-
-
-__all__ = ["CrashError", "SimJournal"]

@@ -66,6 +66,13 @@ class Notes:
     blamed_checkpoint: int | None = None
     blamed: set[int] = field(default_factory=set)
     wrong_resumes: int = 0
+    resumed_wrongly: bool = False
+    alike: int = 0
+    leaving: int | None = None
+    probe_passed_of: int | None = None
+    patience_s: float | None = None
+    stranger_at_s: float = 0.0
+    next_rung: int = 0
     wait: Record | None = None
     waits_anew: bool = False
     wait_since_s: float = 0.0
@@ -88,6 +95,8 @@ class Notes:
     def renew(self) -> None:
         """An operator starts an ended run again: budgets and stops are of the past."""
         self.renewals += 1
+        self.resumed_wrongly = False
+        self.alike = 0
         self.launches = 0
         self.stop_told = self.stop_journaled = self.stop_was_late = False
         self.stop_at_s = None
@@ -104,6 +113,8 @@ class Notes:
         """An attempt is being started."""
         self.used.add(plan.attempt)
         self.launches += 1
+        last = self.last_plan
+        self.alike = self.alike + 1 if last is not None and _alike(last, plan) else 0
         self.last_plan = plan
         self.wait_wall_until_s = None
         if plan.batch is not None:
@@ -133,6 +144,10 @@ class Notes:
                 self.probes_said.add(attempt)
             case Event.PROMOTION_TRIED:
                 self.promotions += 1
+                passed = record.facts["passed"] is True
+                self.probe_passed_of = int(str(record.facts["rung_index"])) if passed else None
+            case Event.ATTEMPT_LEAVING:
+                self.leaving = attempt
             case Event.RUN_STOPPING:
                 self.stop_journaled = True
             case Event.DECISION_MADE:
@@ -142,6 +157,9 @@ class Notes:
             case Event.BACKOFF_STARTED:
                 self.waits_anew = _is_timed(self.wait) and _is_timed(record)
                 self.wait, self.wait_since_s = record, now_s
+                until = record.facts.get("until_s")
+                wants = record.facts.get("want") is not None and until is not None
+                self.patience_s = float(str(until)) - world.wall_s if wants else None
                 self.down_s, self.clock_changed = 0.0, False
                 until_s = record.facts.get("until_s")
                 self.wait_wall_until_s = float(str(until_s)) if _is_timed(record) else None
@@ -156,6 +174,7 @@ class Notes:
     def _decided(self, record: Record, world: World) -> None:
         facts = record.facts
         decision, kind = str(facts["decision"]), str(facts["kind"])
+        self.next_rung = int(str(facts["rung_index"]))
         if decision == "GrowMicroBatch":
             self.growths += 1
         if decision in ("Stop", "Complete"):
@@ -211,6 +230,16 @@ class Notes:
 def is_patient(kind: str, holder: str) -> bool:
     """Say whether the world is waited for after such a failure, at no cost."""
     return kind in (Kind.DISK_FULL, Kind.NETWORK_HUB) or holder == "stranger"
+
+
+def _alike(last: LaunchPlan, plan: LaunchPlan) -> bool:
+    return (last.rung_index, last.gpus, last.batch, last.resume_from, last.env[:-1]) == (
+        plan.rung_index,
+        plan.gpus,
+        plan.batch,
+        plan.resume_from,
+        plan.env[:-1],
+    )
 
 
 def _is_timed(wait: Record | None) -> bool:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from simulation.invariants import AT_WAIT, hold
+from simulation.rules import hold
+from simulation.rules_of_waiting import AT_WAIT
 from simulation.world import World
 
 from humigence_supervise.happenings import StopRequested
@@ -40,7 +41,12 @@ class SimOutside:
         acting = self.loop_is_acting()
         if self.loop is not None and not acting:
             hold(AT_WAIT, world, self.loop)
-        world.sleep(watched[0] if watched else None, timeout_s)
+        since_s = world.now_s
+        try:
+            world.sleep(watched[0] if watched else None, timeout_s)
+        finally:
+            if acting:  # nothing can be decided meanwhile
+                world.notes.down_s += world.now_s - since_s
         stops, world.signals = world.signals, []
         if stops:
             world.notes.told_to_stop(world.now_s, late=acting)

@@ -10,8 +10,9 @@ import pytest
 from simulation.faults import FOR_EVER, Ending, Fault
 from simulation.histories import Told, play
 from simulation.setups import Setup
+from simulation.shelf import Health
 from simulation.troubles import operator_of, world_of
-from simulation.world import Health, World
+from simulation.world import World
 
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import StopRequested
@@ -131,13 +132,13 @@ def test_a_torn_checkpoint_is_put_aside_and_the_older_one_used() -> None:
     """The newest checkpoint is damaged when an attempt ends: the one before it is taken."""
 
     def tear(world: World) -> None:
-        world.checkpoints[max(world.checkpoints)] = Health.TORN
+        world.shelf.steps[max(world.shelf.steps)] = Health.TORN
 
     world = nccl_fails_once()
     world.at(21.5, tear)
     told = play(world)
     assert told.codes == [0]
-    assert [step for step, _ in world.aside] == [15]
+    assert [step for step, _ in world.shelf.aside] == [15]
     assert told.events(Event.ATTEMPT_PLANNED)[1].facts["resume_step"] == 10
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulation.faults import Ending, Fault
 
-from humigence_supervise.domain import ExitStatus, LaunchPlan, Progress, RankExit, Section
+from humigence_supervise.domain import ExitStatus, Kind, LaunchPlan, Progress, RankExit, Section
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -70,6 +70,12 @@ class Trainer:
     def wakes_at_s(self) -> float:
         """Return when something happens that may make a descriptor readable."""
         return NEVER_S if self.doing is Doing.OVER else min(self.next_s, self.killed_at_s)
+
+    def began_wrongly(self) -> bool:
+        """Say whether it is seen to have begun at another step than promised."""
+        source = self.plan.resume_from
+        promised = source.step if source is not None else 0
+        return bool(self.lines) and self.lines[0].step != promised
 
     def terminate(self) -> None:
         """SIGTERM through the keeper: save and leave; what does not is killed after the grace."""
@@ -148,7 +154,7 @@ class Trainer:
 
     def _save(self) -> None:
         if not self.world.save(self.step):
-            self._fail(self.world.disk_fault())
+            self._fail(Fault(Kind.DISK_FULL))
             return
         if self.leaving:
             self._end(self.next_s + HANDS_BACK_S, code=1, ranks=ExitStatus(code=143))

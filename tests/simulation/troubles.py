@@ -6,15 +6,19 @@ import random
 from collections.abc import Callable
 from functools import lru_cache
 
+from simulation.cards import Card
 from simulation.faults import FOR_EVER, Ending, Fault
 from simulation.setups import LADDERS, POLICIES, PROMOTES, Setup, card, plan_of, run_of
-from simulation.world import Card, CrashError, Health, World
+from simulation.shelf import Health
+from simulation.world import CrashError, World
 
 from humigence_supervise.domain import ExitStatus, Holder, Host, Kind, Remedy
 from humigence_supervise.happenings import Means, StopRequested
 
 HEALED_AT_S = 600.0
 """From then on all is well in every world, so that every run has to come to its end."""
+WRONG_RESUMES_ARE_JUDGED = False
+"""Until a worker that is fast, or begins too late, is judged as one that begins too early."""
 STARTS_AGAIN = 0.4
 OF_THE_WORLD = (Kind.HEALTHY, Kind.CHECKPOINT_CORRUPT)
 """Not drawn: they come of the world's checkpoints themselves."""
@@ -108,7 +112,10 @@ def world_of(seed: int) -> World:
     world.unlaunchable = draw.choice((0,) * 12 + (1, 2))
     world.unplannable = draw.choice((0,) * 12 + (1, 3, 12))
     world.wrong_resumes = draw.choice((0,) * 30 + (1,))
-    world.unmovable = draw.random() < 0.03
+    world.wrongly_at = draw.choice((0, 0, world.target // 2, world.target + 1))
+    if world.wrong_resumes and not WRONG_RESUMES_ARE_JUDGED:
+        world.wrongly_at, world.kill_s = 0, 0.3
+    world.shelf.unmovable = draw.random() < 0.03
     world.at(HEALED_AT_S, World.heal)
     return world
 
@@ -137,6 +144,7 @@ def _fault(draw: random.Random, world: World) -> Fault:
             fault.holder = draw.choice((*(Holder.WORKLOAD,) * 4, *Holder))
             fault.micro_above = draw.choice((None, 1, 2, 3))
             fault.at_step = draw.choice((0, None, None))
+            fault.left = draw.choice((1, 3, FOR_EVER, FOR_EVER))
             if fault.holder is Holder.STRANGER:
                 fault.pid, fault.held_mib = draw.choice(((4711, 20_000), (None, 20_000)))
                 fault.named = "GPU-0" if world.cards else None
@@ -225,9 +233,9 @@ def _damage(draw: random.Random, world: World, at_s: float) -> None:
     all_of_them = draw.random() < 0.1
 
     def hurt(w: World) -> None:
-        for step in sorted(w.checkpoints, reverse=True)[: None if all_of_them else 1]:
+        for step in sorted(w.shelf.steps, reverse=True)[: None if all_of_them else 1]:
             if step < w.target:
-                w.checkpoints[step] = health
+                w.shelf.steps[step] = health
 
     world.at(at_s, hurt)
 
@@ -237,6 +245,7 @@ def _clock_jumps(draw: random.Random, world: World, at_s: float) -> None:
 
     def jump(w: World) -> None:
         w.clock_off_s += by_s
+        w.clock_jumps += 1
         w.notes.clock_changed = True
 
     world.at(at_s, jump)

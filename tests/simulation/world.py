@@ -5,33 +5,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import count
 
+from simulation.cards import Card
 from simulation.faults import Ending, Fault
 from simulation.notes import Notes
-from simulation.setups import PATHS, Setup, card, run_of
+from simulation.setups import Setup, run_of
+from simulation.shelf import Health, Shelf
 from simulation.trainer import Doing, Trainer
 
-from humigence_supervise.contract import checkpoint_name
-from humigence_supervise.domain import (
-    Checkpoint,
-    ExitStatus,
-    Gpu,
-    GpuProcess,
-    GpuState,
-    Holder,
-    Host,
-    Kind,
-    LaunchPlan,
-    Progress,
-)
-from humigence_supervise.gpu_room import Tenant
+from humigence_supervise.domain import Holder, Kind, LaunchPlan, Progress
 from humigence_supervise.happenings import StopRequested
 
 EPOCH_S = 1_700_000_000.0
-OWN_MIB = 20_000
-BASE_MIB = 400
+GLOBAL_BATCH = 8
+"""Samples of a step, where nobody says a batch."""
 CHECKPOINT_MIB = 100
 JOURNAL_ROOM_MIB = 1
 
@@ -43,34 +31,6 @@ class CrashError(BaseException):
         """Say whether the machine goes down."""
         super().__init__(reboot)
         self.reboot = reboot
-
-
-class Health(Enum):
-    """What can be true of a checkpoint's bytes. `SILENT`: only the worker finds the damage."""
-
-    GOOD = "good"
-    TORN = "torn"
-    FLIPPED = "flipped"
-    SILENT = "silent"
-    FOREIGN = "foreign"
-
-
-@dataclass(slots=True)
-class Card:
-    """One GPU slot. A card that is ill fails what uses it; one that is out is not seen."""
-
-    index: int
-    ill: bool = False
-    out: bool = False
-    called: str | None = None
-    stranger_mib: int = 0
-    stranger_pid: int = 0
-    lingers_until_s: float = 0.0
-
-    @property
-    def uuid(self) -> str:
-        """Return its name for ever."""
-        return f"GPU-{self.index}"
 
 
 @dataclass(slots=True)
@@ -85,9 +45,10 @@ class World:
     start_s: float = 2.0
     kill_s: float = 0.3
     probe_s: float = 4.0
-    global_batch: int = 8
+    global_batch: int = GLOBAL_BATCH
     now_s: float = 0.0
     clock_off_s: float = 0.0
+    clock_jumps: int = 0
     disk_mib: int = 10_000
     deaf: bool = False
     cards: list[Card] = field(default_factory=list)
@@ -95,15 +56,13 @@ class World:
     unlaunchable: int = 0
     unplannable: int = 0
     wrong_resumes: int = 0
-    unmovable: bool = False
-    checkpoints: dict[int, Health] = field(default_factory=dict)
-    aside: list[tuple[int, Health]] = field(default_factory=list)
+    wrongly_at: int = 0
+    shelf: Shelf = field(default_factory=lambda: Shelf(GLOBAL_BATCH))
     trainers: dict[int, Trainer] = field(default_factory=dict)
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    most_launches: int = 120
+    most_launches: int = 60
     patience_s: float = 1_500.0
-    torn_appends: bool = False
     journal_broken: int = 0
     acts: int = 0
     crash_at_acts: dict[int, bool] = field(default_factory=dict)
@@ -117,6 +76,7 @@ class World:
         run = run_of(self.setup)
         if run.micro_samples is not None:
             self.global_batch = run.micro_samples * run.virtual_ranks
+            self.shelf.batch = self.global_batch
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -191,7 +151,7 @@ class World:
         if not probe and began > 0 and self.wrong_resumes > 0:
             self.wrong_resumes -= 1
             self.notes.wrong_resumes += 1
-            began = 0
+            began = self.wrongly_at
         trainer = Trainer(self, plan, probe, began)
         trainer.next_s = self.now_s + (self.probe_s if probe else self.start_s)
         self.trainers[plan.attempt] = trainer
@@ -201,14 +161,14 @@ class World:
         """Return what ends an attempt before its first step."""
         plan = trainer.plan
         source = plan.resume_from
-        if source is not None and self.checkpoints.get(source.step) is Health.SILENT:
+        if source is not None and self.shelf.steps.get(source.step) is Health.SILENT:
             self.notes.blamed_checkpoint = source.step
             return Fault(Kind.CHECKPOINT_CORRUPT)
-        for one in self._cards_of(plan):
+        for one in self.cards_of(plan):
             if one.ill or one.out:
                 called = one.uuid if one.called is None else one.called
                 return Fault(Kind.GPU_FAULT, on_gpu=one.uuid, named=called or None)
-            if one.stranger_mib > OWN_MIB // 2:
+            if one.is_crowded():
                 return Fault(
                     Kind.CUDA_OOM,
                     holder=Holder.STRANGER,
@@ -220,7 +180,7 @@ class World:
 
     def fault_in_step(self, trainer: Trainer, step: int) -> Fault | None:
         """Return what ends an attempt while it makes a step."""
-        for one in self._cards_of(trainer.plan):
+        for one in self.cards_of(trainer.plan):
             if one.ill or one.out:
                 called = one.uuid if one.called is None else one.called
                 return Fault(
@@ -236,14 +196,11 @@ class World:
 
     def probe_fails(self, plan: LaunchPlan) -> bool:
         """Say whether the GPUs of a plan do not work together now."""
-        if any(one.ill or one.out for one in self._cards_of(plan)):
+        if any(one.ill or one.out for one in self.cards_of(plan)):
             return True
         return plan.world_size > 1 and any(
             one.several_ranks and one.left > 0 and one.at_step is None for one in self.faults
         )
-
-    def _cards_of(self, plan: LaunchPlan) -> list[Card]:
-        return [self.cards[gpu.index] for gpu in plan.gpus]
 
     def histories(self) -> list[list[Progress]]:
         """Return the progress lines of all attempts, in order."""
@@ -258,75 +215,23 @@ class World:
                 reached = lines[-1].step
         return redone
 
-    # --- GPUs -----------------------------------------------------------------------------------
-
-    def host(self) -> Host:
-        """Return what is read of the machine now."""
-        seen: tuple[Gpu, ...] = tuple(
-            card(one.index, 32_000 - self._used_mib(one)) for one in self.cards if not one.out
-        )
-        return Host(seen, "580.1", "2.13.0", 8)
-
-    def gpu_states(self) -> tuple[GpuState, ...]:
-        """Return what the driver says of the cards now."""
-        return tuple(
-            GpuState(
-                one.index,
-                one.uuid,
-                f"0000:0{one.index + 1}:00",
-                "RTX",
-                32_600,
-                self._used_mib(one),
-                (GpuProcess(one.stranger_pid, one.stranger_mib),) if one.stranger_mib else (),
-            )
-            for one in self.cards
-            if not one.out
-        )
-
-    def tenants(self) -> tuple[Tenant, ...]:
-        """Return the strangers on the cards."""
-        return tuple(
-            Tenant(one.uuid, one.stranger_pid, "eve", "blender", one.stranger_mib)
-            for one in self.cards
-            if one.stranger_mib
-        )
+    # --- GPUs and disk --------------------------------------------------------------------------
 
     def memory_lingers(self, trainer: Trainer) -> None:
         """The driver takes a moment to free what the dead held."""
-        for one in self._cards_of(trainer.plan):
+        for one in self.cards_of(trainer.plan):
             one.lingers_until_s = self.now_s + self.kill_s
 
-    def _used_mib(self, one: Card) -> int:
-        lingering = OWN_MIB if one.lingers_until_s > self.now_s else 0
-        return BASE_MIB + one.stranger_mib + lingering
-
-    # --- disk and checkpoints -------------------------------------------------------------------
+    def cards_of(self, plan: LaunchPlan) -> list[Card]:
+        """Return the cards that a plan uses."""
+        return [self.cards[gpu.index] for gpu in plan.gpus]
 
     def save(self, step: int) -> bool:
-        """Write a checkpoint, keeping three; False: there is no room."""
+        """Write a checkpoint; False: there is no room."""
         if self.disk_mib < CHECKPOINT_MIB:
             return False
-        if self.checkpoints.get(step) is not Health.GOOD:
-            self.checkpoints[step] = Health.GOOD
-        good = sorted(s for s, health in self.checkpoints.items() if health is Health.GOOD)
-        for old in good[:-3]:
-            del self.checkpoints[old]
+        self.shelf.save(step)
         return True
-
-    def disk_fault(self) -> Fault:
-        """Return what ends an attempt that could not save."""
-        return Fault(Kind.DISK_FULL)
-
-    def newest_good(self) -> int:
-        """Return the newest step with a checkpoint that can be used as far as its bytes tell."""
-        usable = (Health.GOOD, Health.SILENT)
-        return max((s for s, health in self.checkpoints.items() if health in usable), default=0)
-
-    def checkpoint(self, step: int) -> Checkpoint:
-        """Return the checkpoint of a step as a value."""
-        return Checkpoint(
-            PATHS.checkpoint_dir / checkpoint_name(step), step, step * self.global_batch
-        )
 
     # --- the end of the world's troubles ----------------------------------------------------------
 
@@ -336,7 +241,8 @@ class World:
         self.crash_at_acts.clear()
         self.faults.clear()
         self.unlaunchable = self.unplannable = self.wrong_resumes = self.journal_broken = 0
-        self.disk_mib, self.deaf, self.unmovable = 10_000, False, False
+        self.disk_mib, self.deaf, self.shelf.unmovable = 10_000, False, False
+        self.shelf.mend()
         for one in self.cards:
             one.ill = one.out = False
             one.stranger_mib = one.stranger_pid = 0
@@ -354,8 +260,3 @@ class World:
             or self.disk_mib < 2 * CHECKPOINT_MIB
             or any(one.ill or one.out or one.stranger_mib for one in self.cards)
         )
-
-
-def rank_status(code: int | None = None, signal: int | None = None) -> ExitStatus:
-    """Return how a rank ended."""
-    return ExitStatus(code, signal)

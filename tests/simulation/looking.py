@@ -1,0 +1,103 @@
+"""What is found before an attempt: room, GPUs, memory, a checkpoint, in `Preparation`'s order."""
+
+from __future__ import annotations
+
+from simulation.cards import host_of, states_of, tenants_of
+from simulation.setups import plan_of, run_of
+from simulation.shelf import REFUSED, Health
+from simulation.world import CHECKPOINT_MIB, World
+
+from humigence_supervise import contract, ladder
+from humigence_supervise.domain import Checkpoint, LaunchPlan
+from humigence_supervise.gpu_room import room, stranger_left
+from humigence_supervise.happenings import (
+    Consider,
+    Considered,
+    Happening,
+    Means,
+    NoRoom,
+    NotPrepared,
+    Prepare,
+    Prepared,
+    Refused,
+)
+from humigence_supervise.preparing import AS_GOOD_AS_FULL_MIB
+from humigence_supervise.state import Want
+
+
+def prepared(world: World, wanted: Prepare) -> Happening:
+    """Return the plan of the next attempt, or what it waits for, or why there is none."""
+    need_mib = max(needed_mib(world), wanted.need_mib)
+    if world.disk_mib < need_mib:
+        return NoRoom(Want.DISK, "The disk is full.", need_mib, world.disk_mib)
+    if world.unplannable > 0:
+        world.unplannable -= 1
+        return NotPrepared("descriptors are exhausted", exit_code=contract.EXIT_GAVE_UP)
+    try:
+        plan = planned(world, wanted.means, wanted.attempt)
+    except ValueError as error:
+        code = contract.EXIT_CONFIG if wanted.attempt == 1 else contract.EXIT_GAVE_UP
+        return NotPrepared(str(error), exit_code=code, lower_may_do=wanted.attempt > 1)
+    if plan.gpus and (full := _no_memory(world, wanted, plan)):
+        return NoRoom(Want.GPU_MEMORY, full)
+    chosen, refused = _newest_good(world)
+    if chosen is None and (refused or wanted.checkpoint_step > 0):
+        return NotPrepared("no checkpoint is left", exit_code=contract.EXIT_HOPELESS)
+    return Prepared(planned(world, wanted.means, wanted.attempt, chosen), refused)
+
+
+def considered(world: World, wanted: Consider) -> Considered:
+    """Say whether a higher rung could be planned now."""
+    run = run_of(world.setup)
+    try:
+        higher = planned(world, wanted.means, 1)
+        rung = run.rungs[wanted.present_index]
+        present = ladder.world_size(rung, host_of(world.cards, world.now_s), run.accelerator)
+    except ValueError as error:
+        return Considered(wanted.promote, f"it cannot be planned: {error}")
+    if higher.world_size <= present:
+        return Considered(wanted.promote, "it would have no more ranks")
+    return Considered(wanted.promote)
+
+
+def planned(
+    world: World, means: Means, attempt: int, source: Checkpoint | None = None
+) -> LaunchPlan:
+    """Return the plan on the machine as it is now. Raises PlanError."""
+    return plan_of(world.setup, host_of(world.cards, world.now_s), means, attempt, source)
+
+
+def needed_mib(world: World) -> int:
+    """Return the room that the next checkpoint takes, as far as earlier ones tell."""
+    return CHECKPOINT_MIB if world.shelf.steps else 0
+
+
+def room_mib(world: World) -> int:
+    """Return the room to wait for on a full disk."""
+    need_mib, free_mib = needed_mib(world), world.disk_mib
+    return free_mib + 1 if need_mib == 0 and free_mib < AS_GOOD_AS_FULL_MIB else need_mib
+
+
+def _newest_good(world: World) -> tuple[Checkpoint | None, tuple[Refused, ...]]:
+    refused = []
+    for step in sorted(world.shelf.steps, reverse=True):
+        checkpoint, health = world.shelf.checkpoint(step), world.shelf.steps[step]
+        if health not in REFUSED:
+            return checkpoint, tuple(refused)
+        damaged = health is not Health.FOREIGN
+        refused.append(Refused(checkpoint.path, REFUSED[health], damaged))
+    return None, tuple(refused)
+
+
+def _no_memory(world: World, wanted: Prepare, plan: LaunchPlan) -> str:
+    states, tenants = states_of(world.cards, world.now_s), tenants_of(world.cards)
+    if (stranger := wanted.stranger) is not None:
+        left = stranger_left(states, stranger.pid, stranger.held_mib, stranger.gpu, tenants)
+        waits = wanted.patient or (wanted.lowest_rung and left.known)
+        if waits and not (left.clear and left.known):
+            return left.says
+    if not wanted.patient:
+        return ""
+    before = world.levels.get(wanted.attempt - 1, {})
+    found = room(before, states, [gpu.uuid for gpu in plan.gpus], tenants)
+    return "" if found.clear else found.says
