@@ -162,7 +162,7 @@ class Play:
             failure.remedy,
             "What happened.",
             "Do this.",
-            Confidence.LIKELY,
+            Confidence.CERTAIN,  # of a GPU: it is the hardware, not a program on it
             "x",
             gpu=(self.free_gpu() or None) if failure.blames_gpu else None,
             memory=memory,

@@ -39,8 +39,14 @@ from humigence_supervise.way_up import suspects
 
 Actions = tuple[Action, ...]
 
+CLOCK_SLACK_S: Final = 1.0
+"""By how much a wait may seem too long before the clock is taken to have been set back."""
+
 UNPREPARED_MOST: Final = 8
 """How often in a row it is looked again whether an attempt can be prepared."""
+
+BEFORE_STEPPING_DOWN: Final = 2
+"""How often of these before a rung is given up: a driver may be silent for a moment."""
 
 PROBE_LIMIT_S: Final = 50.0
 """A probe is ended after this; its own deadline is a little earlier, to say what was wrong."""
@@ -70,8 +76,14 @@ def prepare(state: State, context: Context, room: WaitingForRoom | None = None) 
         wanted,
         need_mib=room.need_mib,
         stranger=room.stranger,
-        patient=room.until_s is None or context.now_s < room.until_s,
+        patient=room.until_s is None or not is_over(room.until_s, room.patience_s, context),
     )
+
+
+def is_over(until_s: float, length_s: float, context: Context) -> bool:
+    """Say whether a time has come, also on a clock that was set back meanwhile."""
+    remaining_s = until_s - context.now_s
+    return remaining_s <= 0 or remaining_s > length_s + CLOCK_SLACK_S
 
 
 # --- after a diagnosis -------------------------------------------------------------------------
@@ -102,6 +114,7 @@ def judge(state: State, event: Diagnosed, context: Context) -> Actions:
         chance=context.chance,
         gpus_left=_gpus_left(state, event),
         defragmented=state.defragment,
+        fits_micro=state.fits_micro,
     )
     verdict = policy.decide(context.policy, standing, diagnosis)
     record = entries.decided(state, context, incident, verdict)
@@ -125,8 +138,7 @@ def _carried_out(
             return (Append(entries.waits_for_room(after, context, room)),)
         case WaitForMemory(reason=reason, stranger=stranger, patience_s=patience_s):
             room = NoRoom(Want.GPU_MEMORY, reason)
-            until_s = context.now_s + patience_s
-            return (Append(entries.waits_for_room(after, context, room, stranger, until_s)),)
+            return (Append(entries.waits_for_room(after, context, room, stranger, patience_s)),)
         case UseOlderCheckpoint(bad_step=bad_step):
             return (QuarantineStep(bad_step, event.diagnosis.reason), prepare(after, context))
         case StepDown() | StepUp():
@@ -162,12 +174,16 @@ def _given_up(decision: Stop, kind: Kind) -> Record:
 
 def no_attempt(state: State, event: NotPrepared, context: Context) -> Actions:
     """Step down where a lower rung may do, look again what may pass, else end the run."""
-    if event.lower_may_do and state.rung_index + 1 < len(context.rungs):
+    if (
+        event.lower_may_do
+        and state.unprepared >= BEFORE_STEPPING_DOWN
+        and state.rung_index + 1 < len(context.rungs)
+    ):
         lower = StepDown(f"{event.reason} The next lower rung may do.", state.rung_index + 1)
         unless = "With what this rung needs it would have been started."
         record = _decided_without_incident(state, context, Verdict(lower, unless=unless))
         after = fold((record,), state)
-        changed = entries.rung_changed(state, after, context, Kind.GPU_FAULT)
+        changed = entries.rung_changed(state, after, context, Kind.UNKNOWN, "Missing GPUs:")
         return (Append(record), Append(changed), prepare(after, context))
     if event.exit_code == contract.EXIT_GAVE_UP and state.unprepared < UNPREPARED_MOST:
         delay_s = context.policy.backoff.delay_s(state.unprepared, context.chance)
@@ -183,13 +199,7 @@ def left_on_purpose(state: State, leaving: Leaving, context: Context) -> Actions
     if leaving.rung_index is not None:
         started = entries.probe_started(state, context, leaving.rung_index, PROBE_LIMIT_S)
         after = fold((started,), state)
-        means = Means(
-            leaving.rung_index,
-            state.micro_samples,
-            state.excluded_gpus,
-            (),
-            state.defragment,
-        )
+        means = replace(means_of(state, context), rung_index=leaving.rung_index)
         return (Append(started), Probe(means, after.attempt))
     assert leaving.micro_samples is not None
     decision = GrowMicroBatch(

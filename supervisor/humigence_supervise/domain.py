@@ -280,14 +280,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The completed step a worker began at, as its first progress line says.
+    """The completed step a worker began at lies between these two, as its first lines tell.
 
-    `told`: the line said so itself (section init). Else it is the step before the first one that
-    was reported, and a worker that does not report each step may have begun earlier.
+    They are equal where a line says it (section init), and where two tell how often it reports.
     """
 
-    step: int
-    told: bool
+    least: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class Effects:
         try:
             plan = self._preparation.probe(wanted)
             environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
+            note_start(plan.attempt_dir)
             self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
         except (OSError, ValueError) as error:
             return NotLaunched(f"the probe could not be started: {error}")

@@ -195,7 +195,7 @@ def resumed_wrongly(state: State, context: Context, how: str, began: Beginning |
     """The worker did not begin at the step of the checkpoint it was given."""
     facts: Facts = {
         "promised_step": state.first_step,
-        "began_step": began.step if began is not None else None,
+        "began_step": began.most if began is not None else None,
     }
     message = f"{how} The attempt is ended before it overwrites anything."
     return _of_attempt(state, context, Event.RESUME_MISMATCH, message, facts, level=Level.ERROR)
@@ -355,10 +355,12 @@ def gpu_excluded(state: State, context: Context, gpu: str, why: str) -> Record:
     )
 
 
-def rung_changed(before: State, after: State, context: Context, kind: Kind) -> Record:
+def rung_changed(
+    before: State, after: State, context: Context, kind: Kind, cause: str = ""
+) -> Record:
     """The sentence users of this launcher know, with the cause in the place of "NCCL"."""
     nccl = kind.value.startswith("nccl_") or kind is Kind.NVLINK_P2P
-    cause = "NCCL" if nccl else CAUSES.get(kind, f"{kind.value}:")
+    cause = cause or ("NCCL" if nccl else CAUSES.get(kind, f"{kind.value}:"))
     new = _rung(after, context)
     message = f"⚠️ {cause} multi-GPU failed, falling back to single GPU training on cuda:0."
     if context.rungs[after.rung_index].gpus != 1:
@@ -390,9 +392,9 @@ def waits_for_room(
     context: Context,
     room: NoRoom,
     stranger: Stranger | None = None,
-    until_s: float | None = None,
+    patience_s: float | None = None,
 ) -> Record:
-    """The next attempt waits until there is room for it."""
+    """The next attempt waits until there is room for it, or for `patience_s` at most."""
     disk = room.want is Want.DISK
     missing = None if room.free_mib is None else max(0, room.need_mib - room.free_mib)
     facts: Facts = {
@@ -403,8 +405,8 @@ def waits_for_room(
         "gpu": stranger.gpu or None if stranger else None,
         "pid": stranger.pid if stranger else None,
         "held_mib": stranger.held_mib if stranger else None,
-        "delay_s": None,
-        "until_s": until_s,
+        "delay_s": patience_s,
+        "until_s": None if patience_s is None else context.now_s + patience_s,
     }
     message = room.reason
     if disk:

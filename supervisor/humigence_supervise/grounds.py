@@ -19,7 +19,7 @@ from humigence_supervise.decisions import (
     WaitForSpace,
 )
 from humigence_supervise.domain import Diagnosis
-from humigence_supervise.moves import Move
+from humigence_supervise.moves import Move, is_hardware
 
 HOPELESS: Final = "Not another attempt: it would only fail the same way again."
 LATER: Final = "Not another attempt now: what is wrong has to change first, and may in time."
@@ -47,7 +47,7 @@ def _because(decision: Decision, other: Move, diagnosis: Diagnosis) -> str:
     match decision, other:
         case Retry(defragment=True), _:
             return "the memory is there, so nothing has to be given up for it yet"
-        case Retry(delay_s=0.0), _:
+        case Retry(delay_s=0.0), _ if is_hardware(diagnosis):
             return "the GPUs that are left are healthy, as far as anything tells"
         case Retry(), Move.DOWN:
             return "it is slower, and fresh processes cure most failures of this kind"

@@ -245,12 +245,12 @@ class Prepare:
 class Consider:
     """Look whether a higher rung could be planned now: answered by `Considered`.
 
-    `means` are those of the higher rung, `present_index` is the rung that trains.
+    `means` are those of the higher rung, `attempt` is the one that trains.
     """
 
     promote: Promote
     means: Means
-    present_index: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import assert_never
 from humigence_supervise import entries
 from humigence_supervise.aftermath import (
     Actions,
+    is_over,
     judge,
     left_on_purpose,
     means_of,
@@ -71,9 +72,6 @@ from humigence_supervise.way_up import growth_due, promotion_due, worth_leaving
 PROGRESS_EVERY_S = 10.0
 """Thinning of `attempt.progress`; the progress files hold every step."""
 
-CLOCK_SLACK_S = 1.0
-"""By how much a wait may seem too long before the clock is taken to have been set back."""
-
 
 def step(state: State, event: Happening, context: Context) -> tuple[State, Actions]:
     """Return what the run becomes and what is done about `event`, in order."""
@@ -117,11 +115,8 @@ def _ready(state: State, event: Happening, context: Context) -> Actions:
         case Prepared():
             return _planned(event)
         case NoRoom():
-            return (
-                Append(
-                    entries.waits_for_room(state, context, event, None, _patience(event, context))
-                ),
-            )
+            patience_s = _patience_s(event, context)
+            return (Append(entries.waits_for_room(state, context, event, None, patience_s)),)
         case NotPrepared():
             return no_attempt(state, event, context)
         case StopRequested():
@@ -161,7 +156,8 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             return (*_taken_over(state, event)[0], Recover(state.attempt))
         case Launched():
             started = Append(entries.started(state, context, event))
-            return (started,) if state.stop is None else (started, Terminate())
+            asked_to_end = state.stop is not None or state.leaving is not None
+            return (started, Terminate()) if asked_to_end else (started,)
         case ProgressMade():
             strict = state.resumed or context.counts_from_scratch
             if strict and (how := resumed_wrongly(state.first_step, event.began)):
@@ -182,7 +178,8 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
         case LogSampled():
             return (Append(entries.sampled(state, context, event)),)
         case RankDied():
-            if not entries.ended_badly(event.exit) or state.stop is not None:
+            asked_to_end = state.stop is not None or state.leaving is not None
+            if asked_to_end or not entries.ended_badly(event.exit):
                 return ()
             return (Append(entries.rank_died(state, context, event.exit)), Clear())
         case TreeGone():
@@ -236,7 +233,7 @@ def _waiting(state: State, phase: Waiting, event: Happening, context: Context) -
         case Begin():
             return _taken_over(state, event)[0]
         case Tick():
-            if not _is_over(phase.until_s, phase.delay_s, context):
+            if not is_over(phase.until_s, phase.delay_s, context):
                 return ()
             return (
                 Append(entries.wait_over(state, context, "The wait is over.")),
@@ -260,8 +257,9 @@ def _waiting_for_room(
         case NoRoom():
             if event.want is phase.want:
                 return ()
-            until_s = _patience(event, context)
-            return (Append(entries.waits_for_room(state, context, event, None, until_s)),)
+            patience_s = _patience_s(event, context)
+            found = entries.waits_for_room(state, context, event, phase.stranger, patience_s)
+            return (Append(found),)
         case Prepared():
             over = entries.wait_over(state, context, "What was waited for is there.")
             return (Append(over), *_planned(event))
@@ -285,7 +283,7 @@ def _probing(state: State, phase: Probing, event: Happening, context: Context) -
             return probed(state, phase.rung_index, context, why=why)
         case NotLaunched():
             return probed(state, phase.rung_index, context, why=event.reason)
-        case Tick() if _is_over(phase.until_s, phase.limit_s, context):
+        case Tick() if is_over(phase.until_s, phase.limit_s, context):
             return (Clear(),)
         case StopRequested():
             return (Append(entries.stopping(state, context, event)), Clear())
@@ -325,17 +323,9 @@ def _readmitted(state: State, event: Begin) -> tuple[Append, ...]:
     return (Append(entries.readmitted(allowed, still)),)
 
 
-def _is_over(until_s: float, length_s: float, context: Context) -> bool:
-    """Say whether a time has come, also on a clock that was set back meanwhile."""
-    remaining_s = until_s - context.now_s
-    return remaining_s <= 0 or remaining_s > length_s + CLOCK_SLACK_S
-
-
-def _patience(room: NoRoom, context: Context) -> float | None:
-    """Return until when GPU memory is waited for; space on the disk is waited for without end."""
-    if room.want is Want.DISK:
-        return None
-    return context.now_s + context.policy.backoff.max_s
+def _patience_s(room: NoRoom, context: Context) -> float | None:
+    """Return how long GPU memory is waited for; space on the disk is waited for without end."""
+    return None if room.want is Want.DISK else context.policy.backoff.max_s
 
 
 def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions:
@@ -347,9 +337,8 @@ def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions
         return (Append(committed),)
     promote = promotion_due(after, context.rungs, context.promoting, context.now_s)
     if promote is not None:
-        present = means_of(after, context)
-        higher = replace(present, rung_index=promote.rung_index, suspect_gpus=())
-        return (Append(committed), Consider(promote, higher, present.rung_index))
+        higher = replace(means_of(after, context), rung_index=promote.rung_index)
+        return (Append(committed), Consider(promote, higher, after.attempt))
     larger = growth_due(after, context.policy, context.micro_samples)
     if larger is None:
         return (Append(committed),)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from humigence_supervise.domain import Diagnosis, Holder, Kind, Remedy
+from humigence_supervise.domain import Confidence, Diagnosis, Holder, Kind, Remedy
 
 
 class Move(StrEnum):
@@ -112,6 +112,14 @@ SELF_LIMITED: Final = PATIENT | {
 """Moves that can be made only so often; attempts without progress do not forbid them."""
 
 
+def is_hardware(diagnosis: Diagnosis) -> bool:
+    """Say whether a GPU itself is at fault for certain, and not perhaps a program on it.
+
+    The driver and the kernel tell of broken hardware; an illegal access may be either's fault.
+    """
+    return diagnosis.kind is Kind.GPU_FAULT and diagnosis.confidence is Confidence.CERTAIN
+
+
 def row_of(diagnosis: Diagnosis, overrides: Mapping[Kind, Remedy]) -> tuple[Move, ...]:
     """Return the moves: the operator's, else what the evidence itself says, else the table's."""
     override = overrides.get(diagnosis.kind)
@@ -121,6 +129,8 @@ def row_of(diagnosis: Diagnosis, overrides: Mapping[Kind, Remedy]) -> tuple[Move
         return OVERRIDES[override]
     if diagnosis.remedy is Remedy.STOP_AND_TELL and diagnosis.kind in STOP_IF_TOLD:
         return _STOP
+    if diagnosis.kind is Kind.GPU_FAULT and not is_hardware(diagnosis):
+        return _DOWN_RETRY
     if diagnosis.kind is Kind.CUDA_OOM and diagnosis.memory is not None:
         return HELD_BY[diagnosis.memory.holder]
     return MOVES[diagnosis.kind]

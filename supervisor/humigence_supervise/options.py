@@ -15,7 +15,7 @@ from humigence_supervise.decisions import (
     WaitForMemory,
     WaitForSpace,
 )
-from humigence_supervise.domain import Diagnosis
+from humigence_supervise.domain import Diagnosis, Kind
 from humigence_supervise.moves import Move, row_of
 from humigence_supervise.standing import Standing, is_repeated
 
@@ -60,14 +60,9 @@ def decision_of(
                 defragment=True,
             )
         case Move.SHRINK:
-            return _shrink(standing.micro_samples)
+            return _shrink(standing.micro_samples, standing.fits_micro)
         case Move.OLDER:
-            if now.first_step <= 0:
-                return None
-            return UseOlderCheckpoint(
-                f"The checkpoint of step {now.first_step} cannot be used: an older one.",
-                now.first_step,
-            )
+            return _older(standing)
         case Move.WAIT_SPACE:
             return _wait_for_space(policy, standing)
         case Move.WAIT_MEMORY:
@@ -89,15 +84,32 @@ def _skip_rung(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Deci
     )
 
 
-def _shrink(micro_samples: int | None) -> Decision | None:
+def _shrink(micro_samples: int | None, fits_micro: int | None) -> Decision | None:
     if micro_samples is None or micro_samples <= 1:
         return None
     # The largest proper divisor, so that the sums of the batch still hold.
-    smaller = max(d for d in range(1, micro_samples // 2 + 1) if micro_samples % d == 0)
+    smaller = fits_micro or max(
+        d for d in range(1, micro_samples // 2 + 1) if micro_samples % d == 0
+    )
     return ShrinkMicroBatch(
         f"Micro-batches of {micro_samples} do not fit into memory: {smaller} with"
         f" {micro_samples // smaller} times the accumulation, the global batch unchanged.",
         smaller,
+    )
+
+
+def _older(standing: Standing) -> Decision | None:
+    """Leave the checkpoint out that was resumed from, or the newest one that may carry the fault.
+
+    A damaged checkpoint shows when it is loaded; a training that went wrong saved so meanwhile.
+    """
+    now = standing.now
+    loaded = now.kind is Kind.CHECKPOINT_CORRUPT and now.first_step > 0
+    bad_step = now.first_step if loaded else now.checkpoint_step
+    if bad_step <= 0:
+        return None
+    return UseOlderCheckpoint(
+        f"The checkpoint of step {bad_step} is not used any more: an older one.", bad_step
     )
 
 

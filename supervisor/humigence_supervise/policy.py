@@ -20,7 +20,7 @@ from humigence_supervise.decisions import (
 )
 from humigence_supervise.domain import Diagnosis, Holder, Kind, Remedy
 from humigence_supervise.grounds import HOPELESS, LATER, unless, why_not
-from humigence_supervise.moves import PATIENT, SELF_LIMITED, TRANSIENT, Move, row_of
+from humigence_supervise.moves import PATIENT, SELF_LIMITED, TRANSIENT, Move, is_hardware, row_of
 from humigence_supervise.options import decision_of
 from humigence_supervise.standing import Standing, is_repeated
 
@@ -64,7 +64,7 @@ def _repeated(standing: Standing, decision: Decision) -> Standing:
 def _judge(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     """Return the verdict without what would change it, where it is no end of the run."""
     moves = _moves_left(policy, standing, diagnosis)
-    excluded = diagnosis.gpu or "" if diagnosis.kind is Kind.GPU_FAULT else ""
+    excluded = diagnosis.gpu or "" if is_hardware(diagnosis) else ""
     barred = _barred(policy, standing, diagnosis)
     for index, move in enumerate(moves):
         later = moves[index + 1 :]
@@ -88,6 +88,8 @@ def _moves_left(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> tup
     now = standing.now
     times = {Move.RETRY: policy.retries, Move.DOWN: 0 if standing.on_lowest_rung else 1}
     row = row_of(diagnosis, policy.overrides)
+    if standing.fits_micro is not None and now.kind is Kind.CUDA_OOM:
+        row = (Move.SHRINK, *row)  # back to what fitted, before anything is given up for it
     moves = [move for move in row for _ in range(times.get(move, 1))]
     used = sum(
         1
@@ -121,7 +123,9 @@ def _barred(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict
     return Verdict(
         Stop(f"{why} The last one: {diagnosis.reason}", hopeless=False),
         LATER,
-        "Progress would have given the budget back, a larger one allowed another attempt.",
+        "A larger policy.max_attempts, or less frequent failures, would have allowed another."
+        if period
+        else "Progress would have given the budget back, a larger one allowed another attempt.",
     )
 
 

@@ -80,7 +80,9 @@ def _how_far(
     """
     rule = run.settings.success
     progress = watch.last_progress
-    unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
+    unproven = ""
+    if _exited_well(folder):
+        unproven = success.unproven(run.settings, folder, progress_seen=progress is not None)
     if progress is not None:
         target_step = None if rule.exit_code_only else rule.target_step or watch.target_step
         return progress.step, target_step, unproven

@@ -8,7 +8,9 @@ from typing import Final
 from humigence_supervise import contract, ladder, launch
 from humigence_supervise.checkpoints import choose
 from humigence_supervise.checkpoints.verdict import Standing
+from humigence_supervise.decisions import Stranger
 from humigence_supervise.domain import Checkpoint, Gpu, GpuState, Host, LaunchPlan
+from humigence_supervise.gpu_choice import is_called
 from humigence_supervise.gpu_room import room, stranger_left, suspicion
 from humigence_supervise.happenings import (
     Consider,
@@ -25,6 +27,7 @@ from humigence_supervise.happenings import (
 from humigence_supervise.observe.gpu_state import read_gpu_states
 from humigence_supervise.observe.gpu_tenants import read_tenants
 from humigence_supervise.observe.host import read_host
+from humigence_supervise.observe.host_evidence import planned_gpus
 from humigence_supervise.observe.host_facts import noted_levels
 from humigence_supervise.probe_plan import probe_plan
 from humigence_supervise.probe_script import probe_script
@@ -59,19 +62,20 @@ class Preparation:
 
     def consider(self, wanted: Consider) -> Considered:
         """Say whether the higher rung could be planned now, with more ranks than it has now."""
-        run = self._run
+        folder = self._run.attempt_dir(wanted.attempt)
         try:
             host = self._host()
-            higher = self.plan(wanted.means, 1, None, host, _states(host))
-            present = ladder.world_size(run.rungs[wanted.present_index], host, run.accelerator)
+            states = _states(host)
+            higher = self.plan(wanted.means, 1, None, host, states)
         except (OSError, ValueError) as error:
             return Considered(wanted.promote, f"it cannot be planned: {error}")
-        if higher.world_size <= present:
-            return Considered(
-                wanted.promote,
-                f"it would have {higher.world_size} ranks now, no more than this one.",
-            )
-        return Considered(wanted.promote)
+        if higher.world_size <= launch.planned_world_size(folder):
+            why = f"it would have {higher.world_size} ranks now, no more than this one."
+            return Considered(wanted.promote, why)
+        used = {gpu.uuid for gpu in planned_gpus(folder)}
+        others = [gpu.uuid for gpu in higher.gpus if gpu.uuid not in used]
+        found = room(noted_levels(folder), states, others, read_tenants(states))
+        return Considered(wanted.promote, "" if found.clear else f"{found.says}.")
 
     def plan(
         self,
@@ -168,7 +172,7 @@ class Preparation:
         """Return what holds memory on the chosen GPUs that was free before, "" for nothing."""
         tenants = read_tenants(states)
         stranger = wanted.stranger
-        if stranger is not None:
+        if stranger is not None and _is_in_the_way(stranger, gpus):
             left = stranger_left(states, stranger.pid, stranger.held_mib, stranger.gpu, tenants)
             waits = wanted.patient or (wanted.lowest_rung and left.known)
             if waits and not (left.clear and left.known):
@@ -187,6 +191,10 @@ class Preparation:
 
     def _host(self) -> Host:
         return read_host(self._run.settings.worker.python)
+
+
+def _is_in_the_way(stranger: Stranger, gpus: tuple[Gpu, ...]) -> bool:
+    return not stranger.gpu or any(is_called(gpu, stranger.gpu) for gpu in gpus)
 
 
 def _states(host: Host) -> tuple[GpuState, ...]:

@@ -10,11 +10,12 @@ def resumed_wrongly(promised_step: int, began: Beginning | None) -> str:
 
     Steps are completed ones. What nobody told is no reproach.
     """
-    if began is None or began.step == promised_step:
+    if began is None or began.least <= promised_step <= began.most:
         return ""
-    where = f"The worker began at step {began.step}, its checkpoint is of step {promised_step}"
-    if began.step < promised_step:
-        return f"{where}: {promised_step - began.step} steps of progress were silently lost."
-    if not began.told:
-        return ""
-    return f"{where}: nobody knows where the {began.step - promised_step} steps between come from."
+    if began.most < promised_step:
+        lost = promised_step - began.most
+        where = f"The worker began at step {began.most}, its checkpoint is of step {promised_step}"
+        return f"{where}: {lost} steps of progress were silently lost."
+    between = began.least - promised_step
+    where = f"The worker began at step {began.least}, its checkpoint is of step {promised_step}"
+    return f"{where}: nobody knows where the {between} steps between come from."

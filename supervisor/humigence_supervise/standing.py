@@ -17,6 +17,7 @@ class Standing:
     there is. `gpus_left`
     counts the GPUs that may still be used, the faulty one left out; None: unknown, or a CPU run.
     `defragmented`: the allocator was told already to join free pieces.
+    `fits_micro` is the micro-batch that fitted before a larger one was tried again.
     """
 
     incidents: tuple[Incident, ...]
@@ -28,6 +29,7 @@ class Standing:
     free_mib: int | None = None
     gpus_left: int | None = None
     defragmented: bool = False
+    fits_micro: int | None = None
 
     @property
     def now(self) -> Incident:

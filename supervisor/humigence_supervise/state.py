@@ -60,13 +60,14 @@ class WaitingForRoom:
     """Nothing is alive and nothing is started before there is room: on the disk, or on a GPU.
 
     `need_mib` is wanted on the disk. `stranger` holds the GPU memory, where a text named one.
-    After `until_s` (Unix time; None: never) GPU memory is not waited for any longer.
+    After `until_s` (Unix time; None: never), in `patience_s`, GPU memory is not waited for.
     """
 
     want: Want
     need_mib: int = 0
     stranger: Stranger | None = None
     until_s: float | None = None
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,12 @@ class State:
     resumed at, `resumed` whether from a checkpoint. `checkpoint_step` is the newest checkpoint
     known to be committed. `micro_samples` is a reduced micro-batch, None for the configured one;
     `larger_micro` what it was before it was last reduced, `grown` whether that was tried again
-    since. `stop` is the exit code a requested stop ends with, None when none was requested.
-    `rung_since_s` is since when it is on its rung, None from the start of the run. `pace` and
-    `target_step` are what the attempt's progress tells. `quiet_checkpoints` were committed since
-    the last incident; `unprepared` counts the times in a row that no attempt could be prepared.
-    `excluded_gpus` must not be used, whatever they are called: UUID, index or PCI bus id.
+    since, `fits_micro` what fitted before that try. `stop` is the exit code a requested stop ends
+    with, None when none was requested. `rung_since_s` is since when it is on its rung, None from
+    the start of the run. `pace` and `target_step` are what the attempt's progress tells.
+    `quiet_checkpoints` were committed since the last incident; `unprepared` counts the times in a
+    row that no attempt could be prepared. `excluded_gpus` must not be used, whatever they are
+    called: UUID, index or PCI bus id.
     """
 
     phase: Phase = field(default_factory=Ready)
@@ -151,6 +153,7 @@ class State:
     micro_samples: int | None = None
     larger_micro: int | None = None
     grown: bool = False
+    fits_micro: int | None = None
     defragment: bool = False
     stop: int | None = None
     leaving: Leaving | None = None
@@ -270,6 +273,7 @@ def _resumed(state: State, facts: Facts) -> State:
         micro_samples=micro,
         larger_micro=None if micro is None else state.larger_micro,
         grown=micro is not None and state.grown,
+        fits_micro=None if micro is None else state.fits_micro,
     )
 
 
@@ -295,13 +299,16 @@ def _waits(state: State, facts: Facts) -> State:
     need_mib = facts.optional_integer("need_mib")
     if want is None and need_mib is None:
         return replace(state, phase=Waiting(facts.number("until_s"), facts.number("delay_s")))
+    gpu, pid = facts.optional_text("gpu"), facts.optional_integer("pid")
     stranger = None
-    if want is Want.GPU_MEMORY:
-        gpu, pid = facts.optional_text("gpu"), facts.optional_integer("pid")
-        if gpu is not None or pid is not None:
-            stranger = Stranger(gpu or "", pid, facts.optional_integer("held_mib"))
+    if gpu is not None or pid is not None:
+        stranger = Stranger(gpu or "", pid, facts.optional_integer("held_mib"))
     room = WaitingForRoom(
-        want or Want.DISK, need_mib or 0, stranger, facts.optional_number("until_s")
+        want or Want.DISK,
+        need_mib or 0,
+        stranger,
+        facts.optional_number("until_s"),
+        facts.optional_number("delay_s") or 0.0,
     )
     return replace(state, phase=room)
 
@@ -336,5 +343,6 @@ def _decided(state: State, facts: Facts) -> State:
     if failed:
         state = replace(state, incidents=(*state.incidents, incident), quiet_checkpoints=0)
     if micro != before and failed:
-        return replace(state, larger_micro=facts.optional_integer("larger_micro"))
-    return state if micro == before else replace(state, grown=True)
+        larger = facts.optional_integer("larger_micro")
+        return replace(state, larger_micro=larger, fits_micro=None)
+    return state if micro == before else replace(state, grown=True, fits_micro=before)

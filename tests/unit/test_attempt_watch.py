@@ -8,6 +8,7 @@ import pytest
 
 from humigence_supervise import contract, proc
 from humigence_supervise.catalogue import load_catalogue
+from humigence_supervise.domain import Beginning
 from humigence_supervise.happenings import LogSampled, ProgressMade, SignatureSeen
 from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.progress import POLL_BYTES
@@ -15,9 +16,9 @@ from humigence_supervise.observe.progress import POLL_BYTES
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
-def line(step):
+def line(step, section="train"):
     """Return one good progress line."""
-    value = {"ts": 1.0, "step": step, "epoch": 0, "samples": [0, 8], "loss": 1, "section": "train"}
+    value = {"ts": 1.0, "step": step, "epoch": 0, "samples": [0, 8], "loss": 1, "section": section}
     return json.dumps(value) + "\n"
 
 
@@ -146,3 +147,21 @@ def test_a_flood_is_sampled_and_said_when_it_doubled(attempt, watch):
     assert said[-1].skipped_bytes > 4 * said[0].skipped_bytes > 0
     assert len(said) < 5
     assert [one.facts["rank"] for one in last if isinstance(one, SignatureSeen)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "began"),
+    [
+        ([(10, "init"), (11, "train"), (12, "train")], (10, 10)),
+        ([(11, "train")], (0, 10)),
+        ([(11, "train"), (12, "train"), (13, "train")], (10, 10)),
+        ([(20, "train"), (30, "train"), (31, "train")], (10, 19)),
+        ([(11, "eval"), (14, "train"), (15, "train")], (13, 13)),
+    ],
+)
+def test_where_a_worker_began_is_read_from_its_first_lines(attempt, watch, lines, began):
+    """Its own word for it, or the distance of its first two steps."""
+    path = attempt / contract.PROGRESS_DIR / "1.jsonl"
+    path.write_text("".join(line(step, section) for step, section in lines))
+    watch.poll()
+    assert watch.began == Beginning(*began)

@@ -209,7 +209,7 @@ def answers(world: World) -> Iterator[Happening]:
         )
         yield ProgressMade(
             Progress(0, NOW_S, state.first_step + 9, 0, 0, 8, math.nan, Section.INIT),
-            Beginning(state.first_step + 9, told=True),
+            Beginning(state.first_step + 9, state.first_step + 9),
         )
 
 

@@ -63,7 +63,8 @@ def check_bounds(play: Play) -> None:
             backoff = play.policy.backoff
             assert 0 <= delay_s <= backoff.max_s * (1 + backoff.jitter)
         case UseOlderCheckpoint(bad_step=bad_step):
-            assert bad_step == now.first_step > 0
+            assert bad_step in {now.first_step, now.checkpoint_step}
+            assert bad_step > 0
         case WaitForMemory(patience_s=patience_s):
             assert patience_s >= 0
         case _:
@@ -134,7 +135,7 @@ def test_no_mixture_of_failures_goes_on_without_end(seed: int) -> None:
 # --- planted faults ------------------------------------------------------------------------------
 
 
-def halves(micro_samples: int | None) -> Decision:
+def halves(micro_samples: int | None, _fits: int | None = None) -> Decision:
     """Halve whatever there is, with a rest or down to nothing."""
     return ShrinkMicroBatch("half", (micro_samples or 1) // 2)
 

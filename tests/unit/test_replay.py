@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from journals import Book, diagnosis_of, fallen_back, nccl_failure
 
+from humigence_supervise.aftermath import BEFORE_STEPPING_DOWN
 from humigence_supervise.budgets import Policy
 from humigence_supervise.config import ConfigError
 from humigence_supervise.contract import JOURNAL_FILE
@@ -165,7 +166,10 @@ def test_a_delay_is_no_difference(tmp_path):
 def test_decisions_without_a_failure_are_listed_not_judged(tmp_path):
     """A rung that could not be planned led to a step down: no incident, no comparison."""
     book = Book(tmp_path)
-    book.happen(1, NotPrepared("Two GPUs are wanted, one is there.", 75, lower_may_do=True))
+    missing = NotPrepared("Two GPUs are wanted, one is there.", 75, lower_may_do=True)
+    for look in range(BEFORE_STEPPING_DOWN + 1):
+        book.happen(100 * look + 1, missing)
+        book.happen(100 * look + 99, Tick())
     document = replay(tmp_path, tmp_path)
     assert document["decisions"] == []
     (one,) = document["not_judged"]

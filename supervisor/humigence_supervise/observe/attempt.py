@@ -57,6 +57,8 @@ class AttemptWatch:
         self.first_dead: int | None = None
         self.last_progress: Progress | None = None
         self.began: Beginning | None = None
+        self._first_line: Progress | None = None
+        self._second_seen = False
         self.target_step: int | None = None
         self.unread: tuple[str, ...] = ()
 
@@ -104,10 +106,7 @@ class AttemptWatch:
     def _progressed(self, lines: Iterable[Progress], unread: list[str]) -> list[Happening]:
         newest = self.last_progress
         for progress in lines:
-            if self.began is None and progress.section is Section.INIT:
-                self.began = Beginning(progress.step, told=True)
-            if self.began is None and progress.section is Section.TRAIN:
-                self.began = Beginning(progress.step - 1, told=False)
+            self._notice_beginning(progress)
             if progress.target_step is not None:
                 self.target_step = progress.target_step
             if progress.section in (Section.INIT, Section.TRAIN) and (
@@ -120,6 +119,23 @@ class AttemptWatch:
             return []
         self.last_progress = newest
         return [ProgressMade(newest, self.began)]
+
+    def _notice_beginning(self, line: Progress) -> None:
+        """Learn from the first lines of the rank heard first at which step the worker began.
+
+        A worker that reports every k-th step began up to k steps before the first it reports.
+        """
+        first = self._first_line
+        if first is None and line.section in (Section.INIT, Section.TRAIN):
+            self._first_line = line
+            told = line.section is Section.INIT
+            self.began = Beginning(line.step if told else 0, line.step - (not told))
+        elif first is None or first.section is Section.INIT or self._second_seen:
+            return
+        elif line.section is Section.TRAIN and line.rank == first.rank:
+            self._second_seen = True
+            stride = max(1, line.step - first.step)
+            self.began = Beginning(max(0, first.step - stride), first.step - 1)
 
     def _saved(self, unread: list[str]) -> list[Happening]:
         try:

@@ -6,6 +6,7 @@ leave theirs, until /dev/shm is full and no attempt can start. Nothing else ther
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from humigence_supervise import proc
+from humigence_supervise.observe.host_facts import in_first_pid_namespace
 from humigence_supervise.observe.uids import uids_of
 
 SCAN_S: Final = 2.0
@@ -34,6 +36,10 @@ _CLOCKS_AGREE_S: Final = 1.0
 """The clock of process starts and the wall clock are compared no finer than this."""
 
 _READ_BYTES: Final = 1 << 16
+_UNINTERRUPTIBLE: Final = "D"
+
+_FIRST_IPC_NAMESPACE: Final = "ipc:[4026531839]"
+"""PROC_IPC_INIT_INO of include/linux/proc_ns.h: the /dev/shm of the host comes with it."""
 
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
@@ -70,6 +76,8 @@ def remove_stale_segments(
     if not stale:
         return Removed()
     try:
+        if _others_are_hidden():
+            raise _UnseenError("it is the host's, whose processes cannot be seen from here")  # noqa: TRY301
         used = _used(stale, since_unix_s)
     except _UnseenError as error:
         return Removed(unread=(f"{len(stale)} segments of NCCL stay in {folder}: {error}",))
@@ -88,6 +96,16 @@ def remove_stale_segments(
         removed.append(name)
         held_bytes += told.st_blocks * _BLOCK_BYTES
     return Removed(tuple(removed), held_bytes, tuple(unread))
+
+
+def _others_are_hidden() -> bool:
+    """Say whether processes we cannot see may use the folder, as in a container with --ipc=host."""
+    if in_first_pid_namespace():
+        return False
+    try:
+        return os.readlink("/proc/self/ns/ipc") == _FIRST_IPC_NAMESPACE  # noqa: PTH115 - no path
+    except OSError:
+        return True
 
 
 def _stale(path: Path, since_unix_s: float) -> os.stat_result | None:
@@ -147,6 +165,10 @@ def _look(pid: int) -> tuple[bytes, set[str]]:
 
     The links are read and never followed: a stat of a file on a dead server does not return.
     """
+    found = proc.stat(pid)
+    if found is not None and found.state == _UNINTERRUPTIBLE:
+        # Its memory may be locked by the driver it waits for: whoever reads of it waits as well.
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     opened: set[str] = set()
     maps = _read(f"/proc/{pid}/maps")
     for descriptor in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names only, and often

@@ -76,7 +76,7 @@ def _as_seen(
             case Event.RESUME_MISMATCH:
                 promised, step = integer(record, "promised_step"), integer(record, "began_step")
                 if promised is not None and step is not None:
-                    wrongly = resumed_wrongly(promised, Beginning(step, told=True))
+                    wrongly = resumed_wrongly(promised, Beginning(step, step))
                     evidence = replace(evidence, resumed_wrongly=wrongly)
             case Event.DECISION_MADE:
                 first, last = integer(record, "first_step"), integer(record, "last_step")
