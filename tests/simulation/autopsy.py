@@ -9,7 +9,7 @@ from simulation.trainer import Trainer
 from simulation.world import World
 
 from humigence_supervise.diagnose import diagnose
-from humigence_supervise.domain import Beginning, Diagnosis, Evidence, ExitStatus, Kind, Section
+from humigence_supervise.domain import Beginning, Diagnosis, Evidence, ExitStatus, Kind
 from humigence_supervise.happenings import Diagnosed
 from humigence_supervise.ledger import account, describe
 from humigence_supervise.records import Json
@@ -50,7 +50,7 @@ def began(trainer: Trainer) -> Beginning | None:
     if not trainer.lines:
         return None
     first = trainer.lines[0]
-    return Beginning(first.step, told=first.section is Section.INIT)
+    return Beginning(first.step, first.step)
 
 
 def _diagnosis(world: World, state: State, trainer: Trainer | None, not_started: str) -> Diagnosis:

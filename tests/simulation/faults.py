@@ -58,6 +58,7 @@ class Fault:
     held_mib: int | None = None
     pid: int | None = None
     remedy: Remedy | None = None
+    confidence: Confidence = Confidence.CERTAIN
 
     def strikes(self, plan: LaunchPlan, began: int, step: int) -> bool:
         """Say whether it ends an attempt that began after `began`, while `step` is made."""
@@ -85,6 +86,7 @@ class Fault:
             gpu=self.named,
             memory=memory,
             remedy=self.remedy,
+            confidence=self.confidence,
         )
 
 
@@ -95,6 +97,7 @@ def diagnosis_of(
     gpu: str | None = None,
     memory: OomReading | None = None,
     remedy: Remedy | None = None,
+    confidence: Confidence = Confidence.CERTAIN,
 ) -> Diagnosis:
     """Return a diagnosis as `diagnose` makes one of a text."""
     usual = USUAL[kind]
@@ -105,7 +108,7 @@ def diagnosis_of(
         remedy or usual.remedy,
         usual.means,
         usual.advice,
-        Confidence.CERTAIN,
+        confidence,
         fingerprint or f"{kind.value}|-|",
         gpu=gpu,
         memory=memory,

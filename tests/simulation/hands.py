@@ -7,7 +7,6 @@ from pathlib import Path
 
 from simulation import rules_of_acting as rules
 from simulation.autopsy import began, diagnosed
-from simulation.cards import states_of
 from simulation.looking import considered, planned, prepared
 from simulation.rules import hold
 from simulation.trainer import Trainer
@@ -24,6 +23,7 @@ from humigence_supervise.happenings import (
     Probe,
     ProgressMade,
     RankDied,
+    SignatureSeen,
     TreeGone,
 )
 from humigence_supervise.records import Json
@@ -82,11 +82,7 @@ class SimHands:
         world.act()
         hold(rules.AT_LAUNCH, world, plan)
         world.notes.launched(plan)
-        world.levels[plan.attempt] = {
-            state.uuid: state.used_mib or 0
-            for state in states_of(world.cards, world.now_s)
-            if any(gpu.uuid == state.uuid for gpu in plan.gpus)
-        }
+        world.note_levels(plan.attempt)
         if world.unlaunchable > 0:
             world.unlaunchable -= 1
             self._not_started = "no process can be made"
@@ -188,6 +184,10 @@ class SimHands:
         if newest > self._checkpoint_seen:
             self._checkpoint_seen = newest
             found.append(CheckpointSeen(world.shelf.checkpoint(newest)))
+        if trainer.fault is not None and not trainer.fault_told:
+            trainer.fault_told = True
+            facts: dict[str, Json] = {"rank": 0, "kind": trainer.fault.kind.value}
+            found.append(SignatureSeen(facts, "Rank 0: something is wrong."))
         found += [RankDied(one) for one in trainer.exits[trainer.exits_told :]]
         trainer.exits_told = len(trainer.exits)
         return found

@@ -21,6 +21,9 @@ from humigence_supervise.systemd import Notifier
 
 MOST_LIVES = 60
 RESTART_S = 3.0
+Operator = Callable[[tuple[str, ...], int], tuple[str, ...] | None]
+"""Told which GPUs are excluded and how the run ended, somebody starts it again: with those GPUs
+that may be used again. None: nobody does."""
 FACTS = {"run_id": "run-id", "accelerator": "cuda", "virtual_ranks": 2}
 
 
@@ -72,13 +75,13 @@ def play(
     seed: int = 0,
     *,
     persisted: bool = True,
-    operator: Callable[[World, int], bool] = lambda _world, _code: False,
+    operator: Operator = lambda _excluded, _code: None,
     heals: bool = True,
 ) -> Told:
     """Supervise until the run has ended and nobody starts it again.
 
-    `operator` says after each end whether the run is started again as it is. `heals`: at last
-    everything is mended, and the run has to complete.
+    `operator` may start an ended run again as it is. `heals`: at last everything is mended, and
+    the run has to complete.
     """
     chance = random.Random(seed)
     told = Told(world, SimJournal(world, persisted=persisted))
@@ -90,9 +93,7 @@ def play(
     return told
 
 
-def _play(
-    told: Told, chance: random.Random, operator: Callable[[World, int], bool], *, heals: bool
-) -> None:
+def _play(told: Told, chance: random.Random, operator: Operator, *, heals: bool) -> None:
     world = told.world
     healed = False
     readmit: tuple[str, ...] = ()
@@ -100,7 +101,6 @@ def _play(
         told.lives += 1
         assert told.lives < MOST_LIVES, "the supervisor lives too often"
         code = _one_life(told, chance, readmit)
-        readmit = ()
         if code is None and world.notes.final is None:
             continue
         if code is None:  # it died after the end: nobody starts it again but an operator
@@ -117,13 +117,15 @@ def _play(
                 about = f"exit code {code}: {final.message}"
                 raise BrokenError("a_healed_run_completes", why, about)
             return
-        again = operator(world, code)
-        if not again:
-            if not heals:
-                return
+        excluded = told.journal.folded.excluded_gpus
+        again = operator(excluded, code)
+        if again is None and not heals:
+            return
+        if again is None:
             world.heal()
             healed = True
-            readmit = tuple(sorted(told.journal.folded.excluded_gpus)) and ("all",)
+            again = ("all",) if excluded else ()
+        readmit = again
         world.notes.renew()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from simulation.cards import host_of, states_of, tenants_of
-from simulation.setups import plan_of, run_of
+from simulation.setups import plan_of
 from simulation.shelf import REFUSED, Health
 from simulation.world import CHECKPOINT_MIB, World
 
-from humigence_supervise import contract, ladder
+from humigence_supervise import contract
+from humigence_supervise.decisions import Stranger
 from humigence_supervise.domain import Checkpoint, LaunchPlan
+from humigence_supervise.gpu_choice import is_called
 from humigence_supervise.gpu_room import room, stranger_left
 from humigence_supervise.happenings import (
     Consider,
@@ -48,16 +50,17 @@ def prepared(world: World, wanted: Prepare) -> Happening:
 
 def considered(world: World, wanted: Consider) -> Considered:
     """Say whether a higher rung could be planned now."""
-    run = run_of(world.setup)
     try:
         higher = planned(world, wanted.means, 1)
-        rung = run.rungs[wanted.present_index]
-        present = ladder.world_size(rung, host_of(world.cards, world.now_s), run.accelerator)
     except ValueError as error:
         return Considered(wanted.promote, f"it cannot be planned: {error}")
-    if higher.world_size <= present:
+    present = world.trainers[wanted.attempt].plan
+    if higher.world_size <= present.world_size:
         return Considered(wanted.promote, "it would have no more ranks")
-    return Considered(wanted.promote)
+    others = [gpu.uuid for gpu in higher.gpus if gpu not in present.gpus]
+    states, levels = states_of(world.cards, world.now_s), world.levels[wanted.attempt]
+    found = room(levels, states, others, tenants_of(world.cards))
+    return Considered(wanted.promote, "" if found.clear else found.says)
 
 
 def planned(
@@ -89,9 +92,14 @@ def _newest_good(world: World) -> tuple[Checkpoint | None, tuple[Refused, ...]]:
     return None, tuple(refused)
 
 
+def _is_in_the_way(stranger: Stranger, plan: LaunchPlan) -> bool:
+    return not stranger.gpu or any(is_called(gpu, stranger.gpu) for gpu in plan.gpus)
+
+
 def _no_memory(world: World, wanted: Prepare, plan: LaunchPlan) -> str:
     states, tenants = states_of(world.cards, world.now_s), tenants_of(world.cards)
-    if (stranger := wanted.stranger) is not None:
+    stranger = wanted.stranger
+    if stranger is not None and _is_in_the_way(stranger, plan):
         left = stranger_left(states, stranger.pid, stranger.held_mib, stranger.gpu, tenants)
         waits = wanted.patient or (wanted.lowest_rung and left.known)
         if waits and not (left.clear and left.known):

@@ -37,6 +37,7 @@ class Failure:
     fruitless: int
     known: bool
     in_period: int
+    hardware: bool
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Notes:
     wrong_resumes: int = 0
     resumed_wrongly: bool = False
     alike: int = 0
+    last_confidence: str = ""
     leaving: int | None = None
     probe_passed_of: int | None = None
     patience_s: float | None = None
@@ -150,19 +152,21 @@ class Notes:
                 self.leaving = attempt
             case Event.RUN_STOPPING:
                 self.stop_journaled = True
+            case Event.DIAGNOSIS_MADE:
+                self.last_confidence = str(record.facts["confidence"])
             case Event.DECISION_MADE:
                 self._decided(record, world)
             case Event.GPU_READMITTED:
                 self.excluded -= set(_texts(record, "readmitted"))
             case Event.BACKOFF_STARTED:
-                self.waits_anew = _is_timed(self.wait) and _is_timed(record)
+                self.waits_anew = is_timed(self.wait) and is_timed(record)
                 self.wait, self.wait_since_s = record, now_s
                 until = record.facts.get("until_s")
                 wants = record.facts.get("want") is not None and until is not None
                 self.patience_s = float(str(until)) - world.wall_s if wants else None
                 self.down_s, self.clock_changed = 0.0, False
                 until_s = record.facts.get("until_s")
-                self.wait_wall_until_s = float(str(until_s)) if _is_timed(record) else None
+                self.wait_wall_until_s = float(str(until_s)) if is_timed(record) else None
                 self.unprepared = self.unprepared + 1 if record.facts.get("unprepared") else 0
             case Event.BACKOFF_ENDED:
                 self.wait = None
@@ -181,7 +185,8 @@ class Notes:
             self.hopeless = decision
         if decision == "UseOlderCheckpoint":
             self.blamed.add(int(str(facts["first_step"])))
-        if kind == Kind.GPU_FAULT and facts.get("gpu"):
+        hardware = kind == Kind.GPU_FAULT and self.last_confidence == "certain"
+        if hardware and facts.get("gpu"):
             self.excluded.add(str(facts["gpu"]))
         if kind == Kind.HEALTHY:
             return
@@ -220,6 +225,7 @@ class Notes:
                 self.fruitless,
                 known,
                 recent + (not patient),
+                hardware,
             )
         )
         self.defragmented |= bool(facts.get("defragment"))
@@ -242,8 +248,9 @@ def _alike(last: LaunchPlan, plan: LaunchPlan) -> bool:
     )
 
 
-def _is_timed(wait: Record | None) -> bool:
-    return wait is not None and wait.facts.get("delay_s") is not None
+def is_timed(wait: Record | None) -> bool:
+    """Say whether nothing but time is waited for."""
+    return wait is not None and wait.facts.get("want") is None
 
 
 def _texts(record: Record, key: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from simulation.setups import run_of, settings_of
 from simulation.shelf import Health
 
-from humigence_supervise.domain import Kind, LaunchPlan
+from humigence_supervise.domain import LaunchPlan
 from humigence_supervise.state import State
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def a_retry_is_not_hasty(world: World, plan: LaunchPlan) -> bool:
     if last is None or notes.last_failed_at_s is None or not notes.failures:
         return True
     now = notes.failures[-1]
-    if now.decision != "Retry" or now.defragment or now.kind == Kind.GPU_FAULT:
+    if now.decision != "Retry" or now.defragment or now.hardware:
         return True
     same = (
         last.rung_index == plan.rung_index

@@ -169,7 +169,7 @@ def _failure(world: World, record: Record) -> Failure | None:
 
 
 def _plain_retry(now: Failure) -> bool:
-    return now.decision == "Retry" and not now.defragment and now.kind != Kind.GPU_FAULT
+    return now.decision == "Retry" and not now.defragment and not now.hardware
 
 
 AT_APPEND = (

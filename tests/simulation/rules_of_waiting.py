@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from simulation.notes import is_timed
 from simulation.setups import run_of, settings_of
 
 from humigence_supervise.state import State
@@ -50,7 +51,7 @@ def a_wait_ends_in_time(world: World, loop: Any) -> bool:
     """A wait of known length is not prolonged, by restarts of the supervisor neither."""
     del loop
     notes = world.notes
-    if notes.wait is None or notes.wait.facts.get("delay_s") is None:
+    if notes.wait is None or not is_timed(notes.wait):
         return True
     delay_s = float(str(notes.wait.facts["delay_s"]))
     limit_s = (2 * delay_s if notes.clock_changed else delay_s) + SLACK_S + notes.down_s
@@ -73,9 +74,9 @@ def patience_ends_in_time(world: World, loop: Any) -> bool:
     """GPU memory is waited for as long as was said; longer on the last rung, while it is held."""
     del loop
     notes = world.notes
-    if notes.wait is None or notes.patience_s is None or notes.clock_changed:
+    if notes.wait is None or notes.patience_s is None:
         return True
-    ends_at_s = notes.wait_since_s + notes.patience_s
+    ends_at_s = notes.wait_since_s + (2 if notes.clock_changed else 1) * notes.patience_s
     if any(one.stranger_mib for one in world.cards):
         notes.stranger_at_s = world.now_s
     if notes.next_rung + 1 >= len(run_of(world.setup).rungs):

@@ -162,7 +162,7 @@ def test_a_stop_is_obeyed_and_a_start_goes_on() -> None:
     """Ctrl-C ends the run after a save; the next start finishes it and redoes nothing."""
     world = World(Setup(), target=20)
     world.at(12.3, lambda w: w.signals.append(StopRequested(130)))
-    told = play(world, operator=lambda _world, _code: True)
+    told = play(world, operator=lambda _excluded, _code: ())
     assert told.codes == [130, 0]
     assert told.events(Event.RUN_COMPLETED)[0].message.endswith("0 lost, 0 repeated, 0 redone.")
 

@@ -57,6 +57,7 @@ class Trainer:
     fault: Fault | None = None
     exits: list[RankExit] = field(default_factory=list)
     exits_told: int = 0
+    fault_told: bool = False
     lines: list[Progress] = field(default_factory=list)
 
     def advance(self, to_s: float) -> None:

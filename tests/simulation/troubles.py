@@ -8,11 +8,12 @@ from functools import lru_cache
 
 from simulation.cards import Card
 from simulation.faults import FOR_EVER, Ending, Fault
+from simulation.histories import Operator
 from simulation.setups import LADDERS, POLICIES, PROMOTES, Setup, card, plan_of, run_of
 from simulation.shelf import Health
 from simulation.world import CrashError, World
 
-from humigence_supervise.domain import ExitStatus, Holder, Host, Kind, Remedy
+from humigence_supervise.domain import Confidence, ExitStatus, Holder, Host, Kind, Remedy
 from humigence_supervise.happenings import Means, StopRequested
 
 HEALED_AT_S = 600.0
@@ -120,10 +121,16 @@ def world_of(seed: int) -> World:
     return world
 
 
-def operator_of(seed: int) -> Callable[[World, int], bool]:
+def operator_of(seed: int) -> Operator:
     """Return somebody who now and then starts an ended run again without mending anything."""
     draw = random.Random(f"operator {seed}")
-    return lambda _world, _code: draw.random() < STARTS_AGAIN
+
+    def starts(excluded: tuple[str, ...], _code: int) -> tuple[str, ...] | None:
+        if draw.random() >= STARTS_AGAIN:
+            return None
+        return draw.choice(((), (), ("all",), excluded[:1])) if excluded else ()
+
+    return starts
 
 
 def _fault(draw: random.Random, world: World) -> Fault:
@@ -151,6 +158,7 @@ def _fault(draw: random.Random, world: World) -> Fault:
         case Kind.GPU_FAULT if world.cards:
             one = draw.choice(world.cards)
             fault.on_gpu = one.uuid
+            fault.confidence = draw.choice((Confidence.CERTAIN, Confidence.LIKELY))
             fault.named = draw.choice(
                 (one.uuid, one.uuid, one.uuid, None, str(one.index), f"0000:0{one.index + 1}:00")
             )

@@ -59,6 +59,7 @@ class World:
     wrongly_at: int = 0
     shelf: Shelf = field(default_factory=lambda: Shelf(GLOBAL_BATCH))
     trainers: dict[int, Trainer] = field(default_factory=dict)
+    latest: Trainer | None = None
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     most_launches: int = 60
@@ -135,15 +136,15 @@ class World:
 
     def _pass_to(self, when_s: float) -> None:
         self.now_s = when_s
-        for trainer in self.trainers.values():
-            if trainer.doing is not Doing.OVER:
-                trainer.advance(when_s)
+        if self.latest is not None and self.latest.doing is not Doing.OVER:
+            self.latest.advance(when_s)
 
     # --- attempts -------------------------------------------------------------------------------
 
     def living(self) -> Trainer | None:
         """Return the attempt or probe of which something is alive."""
-        return next((one for one in self.trainers.values() if one.alive), None)
+        latest = self.latest
+        return latest if latest is not None and latest.alive else None
 
     def born(self, plan: LaunchPlan, *, probe: bool) -> Trainer:
         """Start an attempt's processes."""
@@ -154,7 +155,7 @@ class World:
             began = self.wrongly_at
         trainer = Trainer(self, plan, probe, began)
         trainer.next_s = self.now_s + (self.probe_s if probe else self.start_s)
-        self.trainers[plan.attempt] = trainer
+        self.trainers[plan.attempt] = self.latest = trainer
         return trainer
 
     def fault_at_start(self, trainer: Trainer) -> Fault | None:
@@ -221,6 +222,10 @@ class World:
         """The driver takes a moment to free what the dead held."""
         for one in self.cards_of(trainer.plan):
             one.lingers_until_s = self.now_s + self.kill_s
+
+    def note_levels(self, attempt: int) -> None:
+        """Note what is in use on the cards before an attempt."""
+        self.levels[attempt] = {one.uuid: one.used_mib(self.now_s) for one in self.cards}
 
     def cards_of(self, plan: LaunchPlan) -> list[Card]:
         """Return the cards that a plan uses."""
