@@ -31,7 +31,6 @@ from humigence_supervise.happenings import (
     NotPrepared,
     Prepare,
     Probe,
-    QuarantineStep,
 )
 from humigence_supervise.records import Event, Record
 from humigence_supervise.state import Leaving, State, WaitingForRoom, Want, fold
@@ -47,6 +46,8 @@ UNPREPARED_MOST: Final = 8
 
 BEFORE_STEPPING_DOWN: Final = 2
 """How often of these before a rung is given up: a driver may be silent for a moment."""
+
+NO_SUCH_RUNG: Final = "The ladder has become shorter: there is no such rung any more."
 
 PROBE_LIMIT_S: Final = 50.0
 """A probe is ended after this; its own deadline is a little earlier, to say what was wrong."""
@@ -68,14 +69,18 @@ def prepare(state: State, context: Context, room: WaitingForRoom | None = None) 
     """Return the wish for the next attempt; `room` is what the run waits for, if it does."""
     lowest = state.rung_index + 1 >= len(context.rungs)
     wanted = Prepare(
-        means_of(state, context), state.attempt + 1, state.checkpoint_step, lowest_rung=lowest
+        means_of(state, context),
+        state.attempt + 1,
+        state.checkpoint_step,
+        lowest_rung=lowest,
+        bad_step=state.bad_step,
+        stranger=state.stranger,
     )
     if room is None:
         return wanted
     return replace(
         wanted,
         need_mib=room.need_mib,
-        stranger=room.stranger,
         patient=room.until_s is None or not is_over(room.until_s, room.patience_s, context),
     )
 
@@ -139,12 +144,10 @@ def _carried_out(
         case WaitForMemory(reason=reason, stranger=stranger, patience_s=patience_s):
             room = NoRoom(Want.GPU_MEMORY, reason)
             return (Append(entries.waits_for_room(after, context, room, stranger, patience_s)),)
-        case UseOlderCheckpoint(bad_step=bad_step):
-            return (QuarantineStep(bad_step, event.diagnosis.reason), prepare(after, context))
         case StepDown() | StepUp():
             changed = entries.rung_changed(before, after, context, event.diagnosis.kind)
             return (Append(changed), prepare(after, context))
-        case ShrinkMicroBatch() | GrowMicroBatch():
+        case ShrinkMicroBatch() | GrowMicroBatch() | UseOlderCheckpoint():
             return (prepare(after, context),)
         case Retry(delay_s=delay_s):
             if delay_s <= 0:
@@ -196,6 +199,8 @@ def no_attempt(state: State, event: NotPrepared, context: Context) -> Actions:
 
 def left_on_purpose(state: State, leaving: Leaving, context: Context) -> Actions:
     """Go on after a healthy attempt was ended: probe the higher rung, or take larger batches."""
+    if leaving.rung_index is not None and leaving.rung_index >= len(context.rungs):
+        return (Append(entries.wait_over(state, context, NO_SUCH_RUNG)), prepare(state, context))
     if leaving.rung_index is not None:
         started = entries.probe_started(state, context, leaving.rung_index, PROBE_LIMIT_S)
         after = fold((started,), state)
@@ -214,6 +219,8 @@ def left_on_purpose(state: State, leaving: Leaving, context: Context) -> Actions
 
 def probed(state: State, rung_index: int, context: Context, *, why: str) -> Actions:
     """Go up after a probe that passed (`why` is ""), else on with the rung below."""
+    if not why and rung_index >= len(context.rungs):
+        why = NO_SUCH_RUNG
     tried = entries.promotion_tried(state, context, rung_index, passed=not why, why=why)
     after = fold((tried,), state)
     if state.stop is not None:

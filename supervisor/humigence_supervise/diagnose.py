@@ -70,6 +70,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
+    if evidence.resumed_wrongly and not evidence.stop_requested:
+        return _resumed_wrongly(evidence)
     well = from_success(evidence, roots) if ended_well(evidence) else None
     if well and well.kind is Kind.HEALTHY and not evidence.stop_requested:
         return well  # whatever was killed or lost meanwhile, the job survived it
@@ -88,15 +90,6 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
             advice="Nothing to do." if evidence.left else "Start it again when you want to go on.",
             remedy=Remedy.NONE,
             hit=next((hit for hit in evidence.hits if hit.kind is Kind.PREEMPTED), None),
-        )
-    if evidence.resumed_wrongly:
-        return Finding(
-            Kind.USER_CODE,
-            Confidence.CERTAIN,
-            means=evidence.resumed_wrongly,
-            advice="Look at how the program resumes: worker.resume_args must make it load"
-            " {checkpoint}, and it must go on counting there.",
-            signature="resume.mismatch",
         )
     if well:
         return well
@@ -117,6 +110,17 @@ def _find(evidence: Evidence, roots: list[Hit]) -> Finding:
     if roots:
         return from_text(evidence, roots[0])
     return _from_nothing(evidence, dead)
+
+
+def _resumed_wrongly(evidence: Evidence) -> Finding:
+    return Finding(
+        Kind.USER_CODE,
+        Confidence.CERTAIN,
+        means=evidence.resumed_wrongly,
+        advice="Look at how the program resumes: worker.resume_args must make it load"
+        " {checkpoint}, and it must go on counting there.",
+        signature="resume.mismatch",
+    )
 
 
 # --- what needs no text ------------------------------------------------------------------------

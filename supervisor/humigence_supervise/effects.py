@@ -66,10 +66,6 @@ class Effects:
         with suppress(OSError):
             choose.quarantine(path, reason)
 
-    def quarantine_step(self, step: int, reason: str) -> None:
-        """Put the checkpoint of a step aside."""
-        self.quarantine(self._run.paths.checkpoint_dir / contract.checkpoint_name(step), reason)
-
     # --- an attempt -----------------------------------------------------------------------------
 
     def launch(self, plan: LaunchPlan) -> Happening:
@@ -149,11 +145,13 @@ class Effects:
                 facts["probe_said"] = said
             if launcher["signal"] is not None:
                 how = f"The launcher was killed by signal {launcher['signal']}."
-        return TreeGone(how, took_s, facts | self._segments_removed(folder))
+        return TreeGone(how, took_s, facts | self._segments_removed(attempt, folder))
 
-    def _segments_removed(self, folder: Path) -> dict[str, Json]:
+    def _segments_removed(self, attempt: int, folder: Path) -> dict[str, Json]:
         """Remove what the attempt's dead left in shared memory; return what to journal of it."""
-        since_s = started_at(folder)
+        # Of the attempt before as well: what was a moment old then could not be told from others'.
+        earlier = self._run.attempt_dir(attempt - 1)
+        since_s = started_at(earlier) or started_at(folder)
         if self._run.accelerator is not Accelerator.CUDA or since_s is None:
             return {}
         removed = remove_stale_segments(since_s)

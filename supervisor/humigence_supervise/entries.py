@@ -14,6 +14,7 @@ from humigence_supervise.decisions import (
     StepDown,
     StepUp,
     Stranger,
+    UseOlderCheckpoint,
     Verdict,
 )
 from humigence_supervise.domain import (
@@ -283,9 +284,11 @@ def cleared(
 ) -> Record:
     """Nothing of the attempt is alive."""
     all_facts: Facts = {**(facts or {}), "took_s": round(took_s, 3)}
-    return _of_attempt(
-        state, context, Event.TREE_CLEARED, "No process of the attempt is left.", all_facts
-    )
+    message = "No process of the attempt is left."
+    removed = all_facts.get("shm_removed")
+    if isinstance(removed, list):
+        message += f" {len(removed)} segments that its NCCL left in /dev/shm were removed."
+    return _of_attempt(state, context, Event.TREE_CLEARED, message, all_facts)
 
 
 def diagnosed(state: State, context: Context, event: Diagnosed) -> Record:
@@ -338,6 +341,7 @@ def decided(state: State, context: Context, incident: Incident, verdict: Verdict
         "rung_index": rung_index,
         "micro_samples": micro,
         "larger_micro": larger,
+        "bad_step": decision.bad_step if isinstance(decision, UseOlderCheckpoint) else None,
         "defragment": state.defragment or (isinstance(decision, Retry) and decision.defragment),
         "excluded_gpus": [*excluded],
     }

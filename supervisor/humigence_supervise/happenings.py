@@ -227,7 +227,8 @@ class Prepare:
     """Choose a checkpoint, look for room, plan: answered by Prepared, NoRoom or NotPrepared.
 
     `checkpoint_step` is the newest step known to be saved: above 0, none left is a loss.
-    `need_mib` is wanted on the disk at least. `stranger` must have left its GPU. Not `patient`:
+    `bad_step` is a checkpoint that must not be used, and is put aside. `need_mib` is wanted on the
+    disk at least. `stranger` must have left its GPU. Not `patient`:
     GPU memory has been waited for long enough, and is waited for only on the `lowest_rung`, while
     the stranger is seen to be there.
     """
@@ -236,6 +237,7 @@ class Prepare:
     attempt: int
     checkpoint_step: int
     lowest_rung: bool = False
+    bad_step: int | None = None
     need_mib: int = 0
     stranger: Stranger | None = None
     patient: bool = True
@@ -266,14 +268,6 @@ class Quarantine:
     """Put a bad checkpoint aside by rename."""
 
     path: Path
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineStep:
-    """Put the checkpoint of this step aside: the worker could not use it."""
-
-    step: int
     reason: str
 
 
@@ -309,17 +303,7 @@ class Gather:
 
 
 Action = (
-    Append
-    | Prepare
-    | Consider
-    | Probe
-    | Quarantine
-    | QuarantineStep
-    | Launch
-    | Recover
-    | Terminate
-    | Clear
-    | Gather
+    Append | Prepare | Consider | Probe | Quarantine | Launch | Recover | Terminate | Clear | Gather
 )
 
 

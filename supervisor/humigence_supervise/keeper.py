@@ -2,7 +2,7 @@
 
 Run as a plain file, ``python -I -S keeper.py <attempt_dir>``; standard library only. It inherits
 the environment the worker shall see and reads what to run from plan.json. Signals: SIGTERM stops
-gracefully (the launcher gets SIGTERM and grace_s), a second one or SIGUSR2 kills all at once.
+gracefully (the launcher gets SIGTERM and grace_s), SIGUSR2 kills all at once.
 
 It is the subreaper of everything the launcher starts: a process that loses its parent becomes the
 keeper's child, whatever session it went to. So whether the attempt is gone needs no list of
@@ -97,8 +97,9 @@ class Keeper:
         self.write_keeper_file()
 
     def on_sigterm(self, *_: object) -> None:
-        """Ask for a graceful end; the second time, for an end now."""
-        self.stop = "graceful" if self.stop == "none" else "kill"
+        """Ask for a graceful end; whoever asks again (a new supervisor does) changes nothing."""
+        if self.stop == "none":
+            self.stop = "graceful"
 
     def on_sigusr2(self, *_: object) -> None:
         """Ask for an end now."""

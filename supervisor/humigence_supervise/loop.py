@@ -20,11 +20,12 @@ from humigence_supervise.happenings import (
     Gather,
     Happening,
     Launch,
+    NotLaunched,
     Prepare,
     Probe,
     Quarantine,
-    QuarantineStep,
     Recover,
+    StopRequested,
     Terminate,
     Tick,
 )
@@ -174,6 +175,9 @@ class Loop:
                 return hands.prepare(action)
             case Consider():
                 return hands.consider(action)
+            case Probe() | Launch() if any(isinstance(one, StopRequested) for one in self._queue):
+                # It came while the journal waited for room: nothing is started after a stop.
+                return NotLaunched("a stop was asked for before it was started")
             case Probe():
                 return hands.probe(action)
             case Launch():
@@ -188,8 +192,6 @@ class Loop:
                 hands.clear()
             case Quarantine():
                 hands.quarantine(action.path, action.reason)
-            case QuarantineStep():
-                hands.quarantine_step(action.step, action.reason)
             case Append():
                 raise AssertionError("appended before")
             case _:

@@ -258,7 +258,7 @@ def _waiting_for_room(
             if event.want is phase.want:
                 return ()
             patience_s = _patience_s(event, context)
-            found = entries.waits_for_room(state, context, event, phase.stranger, patience_s)
+            found = entries.waits_for_room(state, context, event, None, patience_s)
             return (Append(found),)
         case Prepared():
             over = entries.wait_over(state, context, "What was waited for is there.")

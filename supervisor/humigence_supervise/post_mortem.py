@@ -57,11 +57,14 @@ def examine(
             unread=(f"the evidence could not be read: {for_people(repr(error))}",),
         )
     strict = state.resumed or counts_from_scratch(run.settings)
+    wrongly = resumed_wrongly(state.first_step, watch.began) if strict else ""
+    if wrongly:
+        last_step = state.first_step  # steps from elsewhere are no progress of this run
     return (
         replace(
             evidence,
             success_unproven=unproven,
-            resumed_wrongly=resumed_wrongly(state.first_step, watch.began) if strict else "",
+            resumed_wrongly=wrongly,
             left=state.stop is None and state.leaving is not None,
             not_started=not_started,
             unread=(*evidence.unread, *not_kept),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Final
 
 from humigence_supervise import contract, ladder, launch
@@ -154,7 +155,10 @@ class Preparation:
             return NotPrepared(str(error), exit_code=code, lower_may_do=wanted.attempt > 1)
         if gpus and (full := self._no_memory(wanted, gpus, states)):
             return NoRoom(Want.GPU_MEMORY, full)
-        choice = choose.newest_good(run.paths.checkpoint_dir, run=run.paths.id)
+        if wanted.bad_step is not None:
+            self._put_aside(wanted.bad_step)
+        folder = run.paths.checkpoint_dir
+        choice = choose.newest_good(folder, run=run.paths.id, but=wanted.bad_step)
         if not choice.folder_read:
             return NotPrepared(choice.note, exit_code=contract.EXIT_GAVE_UP)
         if choice.checkpoint is None and (choice.refused or wanted.checkpoint_step > 0):
@@ -165,6 +169,12 @@ class Preparation:
         )
         plan = self.plan(means, wanted.attempt, choice.checkpoint, host, states)
         return Prepared(plan, refused)
+
+    def _put_aside(self, step: int) -> None:
+        """Quarantine a checkpoint that the program could not use; it is not chosen in any case."""
+        path = self._run.paths.checkpoint_dir / contract.checkpoint_name(step)
+        with suppress(OSError):
+            choose.quarantine(path, "It is whole, but the training failed with it.")
 
     def _no_memory(
         self, wanted: Prepare, gpus: tuple[Gpu, ...], states: tuple[GpuState, ...]

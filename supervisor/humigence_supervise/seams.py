@@ -27,10 +27,6 @@ class Hands(Protocol):
         """Put a bad checkpoint aside."""
         ...
 
-    def quarantine_step(self, step: int, reason: str) -> None:
-        """Put the checkpoint of a step aside."""
-        ...
-
     def consider(self, wanted: Consider) -> Happening:
         """Look whether a higher rung could be planned now."""
         ...

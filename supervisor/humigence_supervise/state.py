@@ -59,13 +59,12 @@ class Want(StrEnum):
 class WaitingForRoom:
     """Nothing is alive and nothing is started before there is room: on the disk, or on a GPU.
 
-    `need_mib` is wanted on the disk. `stranger` holds the GPU memory, where a text named one.
-    After `until_s` (Unix time; None: never), in `patience_s`, GPU memory is not waited for.
+    `need_mib` is wanted on the disk. After `until_s` (Unix time; None: never), in `patience_s`,
+    GPU memory is not waited for.
     """
 
     want: Want
     need_mib: int = 0
-    stranger: Stranger | None = None
     until_s: float | None = None
     patience_s: float = 0.0
 
@@ -139,8 +138,9 @@ class State:
     with, None when none was requested. `rung_since_s` is since when it is on its rung, None from
     the start of the run. `pace` and `target_step` are what the attempt's progress tells.
     `quiet_checkpoints` were committed since the last incident; `unprepared` counts the times in a
-    row that no attempt could be prepared. `excluded_gpus` must not be used, whatever they are
-    called: UUID, index or PCI bus id.
+    row that no attempt could be prepared. Of the next attempt: `bad_step` is a checkpoint it must
+    not use, `stranger` who has to leave its GPU first. `excluded_gpus` must not be used, whatever
+    they are called: UUID, index or PCI bus id.
     """
 
     phase: Phase = field(default_factory=Ready)
@@ -162,6 +162,8 @@ class State:
     target_step: int | None = None
     quiet_checkpoints: int = 0
     unprepared: int = 0
+    bad_step: int | None = None
+    stranger: Stranger | None = None
     excluded_gpus: tuple[str, ...] = ()
     incidents: tuple[Incident, ...] = ()
     promotions: tuple[Promotion, ...] = ()
@@ -289,6 +291,8 @@ def _planned(state: State, facts: Facts) -> State:
         checkpoint_step=step,
         leaving=None,
         unprepared=0,
+        bad_step=None,
+        stranger=None,
     )
 
 
@@ -300,13 +304,12 @@ def _waits(state: State, facts: Facts) -> State:
     if want is None and need_mib is None:
         return replace(state, phase=Waiting(facts.number("until_s"), facts.number("delay_s")))
     gpu, pid = facts.optional_text("gpu"), facts.optional_integer("pid")
-    stranger = None
     if gpu is not None or pid is not None:
         stranger = Stranger(gpu or "", pid, facts.optional_integer("held_mib"))
+        state = replace(state, stranger=stranger)
     room = WaitingForRoom(
         want or Want.DISK,
         need_mib or 0,
-        stranger,
         facts.optional_number("until_s"),
         facts.optional_number("delay_s") or 0.0,
     )
@@ -337,6 +340,7 @@ def _decided(state: State, facts: Facts) -> State:
         rung_index=rung_index,
         rung_since_s=state.rung_since_s if rung_index == state.rung_index else incident.at_s,
         micro_samples=micro,
+        bad_step=facts.optional_integer("bad_step"),
         defragment=facts.optional_boolean("defragment") or state.defragment,
         excluded_gpus=state.excluded_gpus if excluded is None else excluded,
     )

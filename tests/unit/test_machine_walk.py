@@ -51,7 +51,6 @@ from humigence_supervise.happenings import (
     Probe,
     ProgressMade,
     Quarantine,
-    QuarantineStep,
     RankDied,
     Recover,
     Refused,
@@ -259,11 +258,6 @@ def perform(world: World, actions: tuple[Action, ...], after: State) -> World:
                 check(
                     any(r.event is Event.CHECKPOINT_REFUSED for r in journal),
                     "a checkpoint is put aside and the journal does not say so",
-                )
-            case QuarantineStep():
-                check(
-                    any(r.event is Event.DECISION_MADE for r in journal),
-                    "a checkpoint is put aside without a decision",
                 )
     check(fold(journal) == after, "the state is not the fold of the journal")
     return replace(world, state=after, journal=tuple(journal), alive=alive, owed=owed)

@@ -175,12 +175,8 @@ def test_a_micro_batch_that_shrinks_may_grow_once() -> None:
         ({"delay_s": None, "until_s": None, "need_mib": 7}, WaitingForRoom(Want.DISK, 7)),
         ({"want": "disk", "need_mib": 7}, WaitingForRoom(Want.DISK, 7)),
         (
-            {"want": "gpu_memory", "gpu": "GPU-1", "pid": 47, "held_mib": 9, "until_s": 5.0},
-            WaitingForRoom(Want.GPU_MEMORY, 0, Stranger("GPU-1", 47, 9), 5.0),
-        ),
-        (
-            {"want": "gpu_memory", "pid": 47},
-            WaitingForRoom(Want.GPU_MEMORY, 0, Stranger("", 47, None)),
+            {"want": "gpu_memory", "until_s": 9.0, "delay_s": 5.0},
+            WaitingForRoom(Want.GPU_MEMORY, 0, 9.0, 5.0),
         ),
         ({"want": "gpu_memory"}, WaitingForRoom(Want.GPU_MEMORY)),
     ],
@@ -188,6 +184,26 @@ def test_a_micro_batch_that_shrinks_may_grow_once() -> None:
 def test_what_is_waited_for(facts: dict[str, Json], phase: object) -> None:
     """For a time, for room on the disk, for memory that somebody else holds."""
     assert apply(State(), record(Event.BACKOFF_STARTED, facts)).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("facts", "stranger"),
+    [
+        ({"gpu": "GPU-1", "pid": 47, "held_mib": 9}, Stranger("GPU-1", 47, 9)),
+        ({"pid": 47}, Stranger("", 47, None)),
+        ({}, None),
+    ],
+)
+def test_who_is_in_the_way_is_known_until_the_next_attempt(
+    facts: dict[str, Json], stranger: Stranger | None
+) -> None:
+    """Whatever else is waited for meanwhile; the attempt that follows shows anew."""
+    waiting = apply(State(), record(Event.BACKOFF_STARTED, {"want": "gpu_memory", **facts}))
+    assert waiting.stranger == stranger
+    disk = apply(waiting, record(Event.BACKOFF_STARTED, {"want": "disk", "need_mib": 7}))
+    assert disk.stranger == stranger
+    planned = record(Event.ATTEMPT_PLANNED, {"resume_step": 0, "resume_from": None}, attempt=2)
+    assert apply(disk, planned).stranger is None
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,10 @@ def candidates(checkpoint_dir: Path) -> tuple[Candidate, ...]:
     return tuple(sorted(filter(None, found), key=lambda one: one.step, reverse=True))
 
 
-def newest_good(checkpoint_dir: Path, *, run: str | None) -> Choice:
+def newest_good(checkpoint_dir: Path, *, run: str | None, but: int | None = None) -> Choice:
     """Verify the candidates, newest first, and return the first good one.
 
-    `run` as in `verify`. Never raises OSError.
+    `run` as in `verify`. The one of step `but` is passed over. Never raises OSError.
     """
     try:
         found = candidates(checkpoint_dir)
@@ -76,6 +76,8 @@ def newest_good(checkpoint_dir: Path, *, run: str | None) -> Choice:
         return Choice(None, folder_read=False, note=note)
     refused: list[Refusal] = []
     for candidate in found:
+        if candidate.step == but:
+            continue
         verdict = verify(candidate.path, run=run)
         if verdict.checkpoint is not None:
             note = f"Step {candidate.step} is the newest good checkpoint."

@@ -88,10 +88,16 @@ def started_at(attempt_dir: Path) -> float | None:
             return None
 
 
+def _boot_id() -> str | None:
+    with suppress(OSError):
+        return proc.boot_id()
+    return None
+
+
 def noted_levels(attempt_dir: Path) -> dict[str, int]:
-    """Return the MiB that were in use on each GPU (by UUID) before an attempt; {} when unknown."""
+    """Return the MiB in use on each GPU (by UUID) before an attempt of this boot; {}: unknown."""
     match read_small_json(attempt_dir / START_FILE):
-        case {"gpu_used_mib": dict(levels)}:
+        case {"gpu_used_mib": dict(levels), "boot_id": str(boot)} if boot == _boot_id():
             return {uuid: mib for uuid, mib in levels.items() if type(mib) is int and mib >= 0}
         case _:
             return {}
