@@ -32,6 +32,10 @@ def _head(document: dict[str, Any]) -> Iterator[str]:
     yield f"  machine        {_machine(host)}"
     for note in host["unread"]:
         yield f"                 not known: {note}"
+    for gpu in document["excluded_gpus"]:
+        yield f"                 not used after a fault: GPU {gpu} (start --readmit-gpu allows it)"
+    for problem in document["problems"]:
+        yield f"  problem        {problem}"
     if checkpoint is None:
         yield f"  checkpoint     {document['checkpoint_note']}"
     else:

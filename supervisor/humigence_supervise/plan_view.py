@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,11 +12,14 @@ from typing import Final
 from humigence_supervise import ladder
 from humigence_supervise.checkpoints.choose import Choice, newest_good
 from humigence_supervise.config import Settings
-from humigence_supervise.contract import ATTEMPTS_DIR
+from humigence_supervise.contract import ATTEMPTS_DIR, JOURNAL_FILE
 from humigence_supervise.domain import Accelerator, Batch, Checkpoint, Gpu, Host, Rung, RunPaths
+from humigence_supervise.journal import read_journal
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.plan_file import public_plan
 from humigence_supervise.plan_text import plan_text
+from humigence_supervise.preflight import problems
+from humigence_supervise.state import fold
 
 __all__ = ["describe", "plan_document", "plan_text"]
 
@@ -29,14 +33,16 @@ ASSUMED_GPUS: Final = 2
 
 def plan_document(settings: Settings, config: Path) -> dict[str, object]:
     """Look at this machine and the run's checkpoints, and return what `plan --json` prints."""
-    return describe(
+    document = describe(
         settings,
         config,
         host=read_host(settings.worker.python),
         choice=newest_good(settings.checkpoints.dir, run=None),
         attempt=_next_attempt(settings.run_dir),
         inherited=os.environ,
+        excluded_gpus=_excluded_gpus(settings.run_dir),
     )
+    return {**document, "problems": list(problems(settings))}
 
 
 def describe(
@@ -47,8 +53,11 @@ def describe(
     choice: Choice,
     attempt: int,
     inherited: Mapping[str, str],
+    excluded_gpus: tuple[str, ...] = (),
 ) -> dict[str, object]:
     """Return the document for a host, a choice of checkpoint and an environment.
+
+    `excluded_gpus` are those that the run has learned not to use.
 
     A rung that needs more GPUs than the host has is planned with placeholders in place of the
     missing ones, and its `problem` says so.
@@ -72,6 +81,7 @@ def describe(
             resume_from=choice.checkpoint,
             port=PORT_SHOWN,
             inherited=inherited,
+            excluded_gpus=excluded_gpus,
             run_virtual_ranks=ladder.virtual_ranks(settings, padded),
             run_accelerator=accelerator,
         )
@@ -96,10 +106,20 @@ def describe(
         "accelerator": accelerator.value,
         "accelerator_why": why,
         "host": _host(host),
+        "excluded_gpus": list(excluded_gpus),
+        "problems": [],
         "checkpoint": _checkpoint(choice.checkpoint),
         "checkpoint_note": choice.note,
         "rungs": [entry(index) for index in range(len(rungs))],
     }
+
+
+def _excluded_gpus(run_dir: Path) -> tuple[str, ...]:
+    """Return the GPUs that the run does not use any more; none where its journal cannot be read."""
+    with suppress(OSError, ValueError):
+        entries = read_journal(run_dir / JOURNAL_FILE)
+        return fold(entry.record for entry in entries).excluded_gpus
+    return ()
 
 
 def _next_attempt(run_dir: Path) -> int:

@@ -90,7 +90,8 @@ def _how_far(
         target_step = None if rule.exit_code_only else rule.target_step or watch.target_step
         return progress.step, target_step, unproven
     shown = read_log_steps(folder, run.settings).last
-    if rule.target_step is not None and shown is None and not unproven:
+    short = rule.target_step is not None and state.first_step < rule.target_step
+    if short and shown is None and not unproven:
         unproven = (
             f"success.target_step is {rule.target_step}, and neither progress files nor the output"
             " show a step (worker.progress.pattern)"

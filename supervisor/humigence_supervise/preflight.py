@@ -21,11 +21,14 @@ def preflight(settings: Settings) -> None:
     Raises:
         ConfigError: what is missing, one sentence each, with the key that names it.
     """
-    problems = [*_program(settings), *_folders(settings)]
-    if not problems:
-        problems = list(_run_dir(settings.run_dir))
-    if problems:
-        raise ConfigError(tuple(problems))
+    found = problems(settings) or tuple(_run_dir(settings.run_dir))
+    if found:
+        raise ConfigError(found)
+
+
+def problems(settings: Settings) -> tuple[str, ...]:
+    """Return what is missing of the files and folders a run needs; only looks."""
+    return (*_program(settings), *_folders(settings))
 
 
 def check_ladder(settings: Settings, host: Host) -> None:
@@ -35,7 +38,7 @@ def check_ladder(settings: Settings, host: Host) -> None:
         ConfigError: which rungs cannot, and what would do, one sentence each.
     """
     paths = RunPaths(settings.name, "check", settings.run_dir, settings.checkpoints.dir)
-    problems: list[str] = []
+    found: list[str] = []
     for index in range(len(settings.ladder)):
         try:
             ladder.plan(
@@ -49,9 +52,9 @@ def check_ladder(settings: Settings, host: Host) -> None:
                 inherited={},
             )
         except ladder.PlanError as error:
-            problems.append(f"ladder[{index}]: {error}")
-    if problems:
-        raise ConfigError(tuple(problems))
+            found.append(f"ladder[{index}]: {error}")
+    if found:
+        raise ConfigError(tuple(found))
 
 
 def _program(settings: Settings) -> Iterator[str]:

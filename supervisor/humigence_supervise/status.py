@@ -92,6 +92,7 @@ def status_text(document: Document) -> str:
         ("checkpoint", _checkpoint_line(document)),
         ("samples", document["ledger"] and _fact(document["ledger"], "says")),
         ("last incident", _incident_line(document)),
+        ("left out", ", ".join(map(str, _listed(document["excluded_gpus"])))),
         ("journal", document["journal"]),
         ("report", document["report"]),
     ]
@@ -110,6 +111,10 @@ def checkpoint_dir(run_dir: Path) -> Path:
         if isinstance(place, str):
             return Path(place)
     return run_dir / contract.CHECKPOINTS_DIR
+
+
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
 
 
 def _fact(value: Json, key: str) -> Json:

@@ -5,8 +5,10 @@ from pathlib import Path
 from humigence_supervise.checkpoints.choose import Choice
 from humigence_supervise.config import parse_settings
 from humigence_supervise.domain import Checkpoint, Gpu, Host
+from humigence_supervise.journal import open_journal
 from humigence_supervise.plan_text import plan_text
 from humigence_supervise.plan_view import describe, plan_document
+from humigence_supervise.records import Event, Record
 
 FILE = Path("/jobs/c.json")
 NO_CHECKPOINT = Choice(None, note="There is no checkpoint.")
@@ -146,3 +148,22 @@ def test_the_document_of_this_machine_is_made_without_touching_anything(tmp_path
     (settings.run_dir / "attempts" / "0004").mkdir(parents=True)
     document = plan_document(settings, tmp_path / "c.json")
     assert document["rungs"][0]["attempt"] == 5
+
+
+def test_what_is_missing_and_what_was_learned_is_shown(tmp_path):
+    """The script is not there, and a GPU failed in this run: whoever plans has to know both."""
+    text = (
+        '{"name": "demo", "run_dir": "run", "accelerator": "cpu", "worker": {"script": "gone.py"}}'
+    )
+    settings = parse_settings(text.encode(), tmp_path / "config.json")
+    (tmp_path / "run").mkdir()
+    journal, _ = open_journal(tmp_path / "run" / "journal.jsonl", "demo")
+    journal.append([Record(Event.GPU_READMITTED, "", facts={"excluded_gpus": ["GPU-1"]})])
+    journal.close()
+    document = plan_document(settings, tmp_path / "config.json")
+    (problem,) = document["problems"]
+    assert "gone.py" in problem
+    assert document["excluded_gpus"] == ["GPU-1"]
+    shown = plan_text(document)
+    assert problem in shown
+    assert "GPU-1" in shown
