@@ -19,14 +19,14 @@ from humigence_supervise.state import State
 
 ON_RECORD = frozenset((Kind.GPU_FAULT, Kind.HOST_OOM))
 """Kinds that the kernel's own record proves, whatever else is known of the end."""
-WITHOUT_TEXT = frozenset((Kind.UNKNOWN, Kind.SEGFAULT, Kind.HOST_OOM, Kind.PREEMPTED))
-"""What is read from a bare end where no text says more."""
 
 
 def diagnosed(world: World, state: State, trainer: Trainer | None, not_started: str) -> Diagnosed:
     """Return the diagnosis of an attempt that ended, with what is known of its steps."""
     lines = trainer.lines if trainer is not None else []
     last_step = lines[-1].step if lines else state.first_step
+    if trainer is not None and _resumed_wrongly(world, state, trainer):
+        last_step = state.first_step  # steps from elsewhere are no progress of this run
     diagnosis = _diagnosis(world, state, trainer, not_started)
     facts: dict[str, Json] = {"last_step": last_step}
     if diagnosis.kind is Kind.HEALTHY:
@@ -64,12 +64,16 @@ def _diagnosis(world: World, state: State, trainer: Trainer | None, not_started:
     return fault.diagnosis()
 
 
+def _resumed_wrongly(world: World, state: State, trainer: Trainer) -> str:
+    strict = state.resumed or counts_from_scratch(settings_of(world.setup))
+    return resumed_wrongly(state.first_step, began(trainer)) if strict else ""
+
+
 def _evidence(
     world: World, state: State, trainer: Trainer | None, not_started: str, *, asked: bool
 ) -> Evidence:
     if trainer is None:
         return Evidence(world_size=1, stop_requested=asked, not_started=not_started)
-    strict = state.resumed or counts_from_scratch(settings_of(world.setup))
     first_dead = next((one.rank for one in trainer.exits if not one.status.ok), None)
     return Evidence(
         launcher=ExitStatus(trainer.code, trainer.signal) if trainer.recorded else None,
@@ -81,5 +85,6 @@ def _evidence(
         target_step=world.target if trainer.lines else None,
         stop_requested=asked,
         progress_seen=bool(trainer.lines),
-        resumed_wrongly=resumed_wrongly(state.first_step, began(trainer)) if strict else "",
+        left=state.stop is None and state.leaving is not None,
+        resumed_wrongly=_resumed_wrongly(world, state, trainer),
     )

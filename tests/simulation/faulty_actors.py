@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulation.planting import Actions, Patch, caught_by, changed, edited
+from simulation.setups import PATHS
 
 from humigence_supervise import aftermath, contract, entries, loop, machine
+from humigence_supervise.contract import checkpoint_name
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import (
     Append,
@@ -21,7 +23,7 @@ from humigence_supervise.happenings import (
     Prepared,
     Probe,
     ProgressMade,
-    QuarantineStep,
+    Quarantine,
     RankDied,
     Recover,
     StopRequested,
@@ -114,7 +116,7 @@ def throws_good_checkpoints_away(patch: Patch) -> None:
         lambda before, event, actions, _context: (
             (
                 *actions,
-                QuarantineStep(before.checkpoint_step, "who knows"),
+                Quarantine(PATHS.checkpoint_dir / checkpoint_name(before.checkpoint_step), "?"),
             )
             if isinstance(event, Diagnosed)
             else actions
@@ -231,3 +233,14 @@ def begins_anew_at_every_progress(patch: Patch) -> None:
         return actions
 
     edited(patch, edit)
+
+
+@caught_by("no_blamed_checkpoint_is_used")
+def trusts_a_checkpoint_again(patch: Patch) -> None:
+    """What a worker could not load is given to the next one."""
+    edited(
+        patch,
+        lambda _before, _event, actions, _context: tuple(
+            replace(one, bad_step=None) if isinstance(one, Prepare) else one for one in actions
+        ),
+    )

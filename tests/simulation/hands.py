@@ -7,7 +7,7 @@ from pathlib import Path
 
 from simulation import rules_of_acting as rules
 from simulation.autopsy import began, diagnosed
-from simulation.looking import considered, planned, prepared
+from simulation.looking import considered, planned, prepared, put_aside
 from simulation.rules import hold
 from simulation.trainer import Trainer
 from simulation.world import World
@@ -59,20 +59,8 @@ class SimHands:
     def quarantine(self, path: Path, reason: str) -> None:
         """Put a checkpoint aside; where nothing can be moved it stays."""
         del reason
-        self._aside(int(path.name.removeprefix("step-")))
+        put_aside(self.world, int(path.name.removeprefix("step-")))
         self.world.act()
-
-    def quarantine_step(self, step: int, reason: str) -> None:
-        """Put the checkpoint of a step aside."""
-        del reason
-        self._aside(step)
-        self.world.act()
-
-    def _aside(self, step: int | None) -> None:
-        world = self.world
-        if step in world.shelf.steps and not world.shelf.unmovable:
-            hold(rules.AT_QUARANTINE, world, step)
-            world.shelf.put_aside(step)
 
     # --- an attempt -----------------------------------------------------------------------------
 
@@ -150,7 +138,7 @@ class SimHands:
         self.keeper = None
         if not trainer.recorded:
             trainer.swept()
-            self.world.memory_lingers(trainer)
+            self.world.is_over(trainer)
             return TreeGone("The keeper ended before its work was done.", 0.0, {"swept_pids": []})
         facts: dict[str, Json] = {
             "launcher_pid": 4243,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from simulation.cards import host_of, states_of, tenants_of
+from simulation.rules import hold
+from simulation.rules_of_acting import AT_QUARANTINE
 from simulation.setups import plan_of
 from simulation.shelf import REFUSED, Health
 from simulation.world import CHECKPOINT_MIB, World
@@ -42,7 +44,9 @@ def prepared(world: World, wanted: Prepare) -> Happening:
         return NotPrepared(str(error), exit_code=code, lower_may_do=wanted.attempt > 1)
     if plan.gpus and (full := _no_memory(world, wanted, plan)):
         return NoRoom(Want.GPU_MEMORY, full)
-    chosen, refused = _newest_good(world)
+    if wanted.bad_step is not None:
+        put_aside(world, wanted.bad_step)
+    chosen, refused = _newest_good(world, wanted.bad_step)
     if chosen is None and (refused or wanted.checkpoint_step > 0):
         return NotPrepared("no checkpoint is left", exit_code=contract.EXIT_HOPELESS)
     return Prepared(planned(world, wanted.means, wanted.attempt, chosen), refused)
@@ -81,9 +85,18 @@ def room_mib(world: World) -> int:
     return free_mib + 1 if need_mib == 0 and free_mib < AS_GOOD_AS_FULL_MIB else need_mib
 
 
-def _newest_good(world: World) -> tuple[Checkpoint | None, tuple[Refused, ...]]:
+def put_aside(world: World, step: int) -> None:
+    """Put the checkpoint of a step aside; where nothing can be moved it stays."""
+    if step in world.shelf.steps and not world.shelf.unmovable:
+        hold(AT_QUARANTINE, world, step)
+        world.shelf.put_aside(step)
+
+
+def _newest_good(
+    world: World, bad_step: int | None
+) -> tuple[Checkpoint | None, tuple[Refused, ...]]:
     refused = []
-    for step in sorted(world.shelf.steps, reverse=True):
+    for step in sorted(world.shelf.steps.keys() - {bad_step}, reverse=True):
         checkpoint, health = world.shelf.checkpoint(step), world.shelf.steps[step]
         if health not in REFUSED:
             return checkpoint, tuple(refused)

@@ -64,8 +64,7 @@ class Notes:
     growths: int = 0
     unprepared: int = 0
     global_batch: int | None = None
-    blamed_checkpoint: int | None = None
-    blamed: set[int] = field(default_factory=set)
+    blamed: int | None = None
     wrong_resumes: int = 0
     resumed_wrongly: bool = False
     alike: int = 0
@@ -183,8 +182,10 @@ class Notes:
             self.growths += 1
         if decision in ("Stop", "Complete"):
             self.hopeless = decision
+        self.blamed = None
         if decision == "UseOlderCheckpoint":
-            self.blamed.add(int(str(facts["first_step"])))
+            loaded = kind == Kind.CHECKPOINT_CORRUPT
+            self.blamed = int(str(facts["first_step" if loaded else "checkpoint_step"]))
         hardware = kind == Kind.GPU_FAULT and self.last_confidence == "certain"
         if hardware and facts.get("gpu"):
             self.excluded.add(str(facts["gpu"]))

@@ -47,7 +47,7 @@ def nothing_starts_after_a_stop(world: World, plan: LaunchPlan) -> bool:
     """After a stop was asked for nothing is started until an operator starts the run again."""
     del plan
     notes = world.notes
-    return not (notes.stop_told or notes.stop_journaled) or notes.stop_was_late
+    return not (notes.stop_told or notes.stop_journaled)
 
 
 def nothing_starts_after_the_end(world: World, plan: LaunchPlan) -> bool:
@@ -78,7 +78,14 @@ def the_global_batch_stays(world: World, plan: LaunchPlan) -> bool:
 
 def the_newest_good_checkpoint_is_used(world: World, plan: LaunchPlan) -> bool:
     """An attempt begins at the newest checkpoint that can be used, and at no other."""
-    return (plan.resume_from.step if plan.resume_from else 0) == world.shelf.newest_good()
+    source = plan.resume_from
+    return (source.step if source else 0) == world.shelf.newest_good(but=world.notes.blamed)
+
+
+def no_blamed_checkpoint_is_used(world: World, plan: LaunchPlan) -> bool:
+    """A checkpoint that a worker could not use is not given to the next one."""
+    source = plan.resume_from
+    return source is None or source.step != world.notes.blamed
 
 
 def a_wait_is_waited(world: World, plan: LaunchPlan) -> bool:
@@ -152,8 +159,8 @@ def evidence_is_of_the_dead(world: World, state: State) -> bool:
 
 
 def only_bad_checkpoints_go(world: World, step: int) -> bool:
-    """No good checkpoint is put aside."""
-    return world.shelf.steps[step] is not Health.GOOD
+    """No good checkpoint is put aside, but one that training is told to have gone wrong in."""
+    return world.shelf.steps[step] is not Health.GOOD or step == world.notes.blamed
 
 
 AT_LAUNCH = (
@@ -164,6 +171,7 @@ AT_LAUNCH = (
     nothing_starts_after_the_end,
     excluded_gpus_stay_out,
     the_global_batch_stays,
+    no_blamed_checkpoint_is_used,
     the_newest_good_checkpoint_is_used,
     a_wait_is_waited,
     a_retry_is_not_hasty,

@@ -79,7 +79,9 @@ def nothing_deterministic_is_retried(world: World, record: Record) -> bool:
 def what_cannot_be_helped_ends(world: World, record: Record) -> bool:
     """What trying again cannot help is not tried again."""
     now = _failure(world, record)
-    return now is None or now.kind not in NEVER_AGAIN or now.decision == "Stop"
+    if now is None or now.kind in settings_of(world.setup).policy.overrides:
+        return True
+    return now.kind not in NEVER_AGAIN or now.decision == "Stop"
 
 
 def lower_rungs_come_before_the_end(world: World, record: Record) -> bool:

@@ -45,7 +45,11 @@ POLICIES = {
     "strict": {"retries": 0, "attempts_without_progress": 1, "backoff": {"max_s": 30}},
     "growing": {"grow_after_checkpoints": 1, "backoff": {"max_s": 30}},
     "periodic": {"max_attempts": {"count": 3, "period_s": 120}, "backoff": {"max_s": 30}},
-    "overridden": {"nccl_remote": "retry_same", "segfault": "stop_and_tell"},
+    "overridden": {
+        "nccl_remote": "retry_same",
+        "segfault": "stop_and_tell",
+        "nan_divergence": "resume_older_checkpoint",
+    },
 }
 PROMOTES = {
     "default": {},

@@ -214,4 +214,4 @@ class Trainer:
         self.alive = self.keeper_alive = False
         self.recorded = True
         self.doing = Doing.OVER
-        self.world.memory_lingers(self)
+        self.world.is_over(self)

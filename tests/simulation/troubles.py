@@ -18,8 +18,6 @@ from humigence_supervise.happenings import Means, StopRequested
 
 HEALED_AT_S = 600.0
 """From then on all is well in every world, so that every run has to come to its end."""
-WRONG_RESUMES_ARE_JUDGED = False
-"""Until a worker that is fast, or begins too late, is judged as one that begins too early."""
 STARTS_AGAIN = 0.4
 OF_THE_WORLD = (Kind.HEALTHY, Kind.CHECKPOINT_CORRUPT)
 """Not drawn: they come of the world's checkpoints themselves."""
@@ -109,13 +107,13 @@ def world_of(seed: int) -> World:
         _crash(draw, world, horizon_s)
     if draw.random() < 0.25:
         _stop(draw, world, draw.random() * horizon_s)
+    if draw.random() < 0.15:
+        world.hurts = draw.choices(tuple(Health)[1:], k=draw.choice((1, 1, 2, 3)))
     world.deaf = draw.random() < 0.1
     world.unlaunchable = draw.choice((0,) * 12 + (1, 2))
     world.unplannable = draw.choice((0,) * 12 + (1, 3, 12))
     world.wrong_resumes = draw.choice((0,) * 30 + (1,))
     world.wrongly_at = draw.choice((0, 0, world.target // 2, world.target + 1))
-    if world.wrong_resumes and not WRONG_RESUMES_ARE_JUDGED:
-        world.wrongly_at, world.kill_s = 0, 0.3
     world.shelf.unmovable = draw.random() < 0.03
     world.at(HEALED_AT_S, World.heal)
     return world

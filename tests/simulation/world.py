@@ -58,6 +58,7 @@ class World:
     wrong_resumes: int = 0
     wrongly_at: int = 0
     shelf: Shelf = field(default_factory=lambda: Shelf(GLOBAL_BATCH))
+    hurts: list[Health] = field(default_factory=list)
     trainers: dict[int, Trainer] = field(default_factory=dict)
     latest: Trainer | None = None
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -163,7 +164,6 @@ class World:
         plan = trainer.plan
         source = plan.resume_from
         if source is not None and self.shelf.steps.get(source.step) is Health.SILENT:
-            self.notes.blamed_checkpoint = source.step
             return Fault(Kind.CHECKPOINT_CORRUPT)
         for one in self.cards_of(plan):
             if one.ill or one.out:
@@ -218,8 +218,10 @@ class World:
 
     # --- GPUs and disk --------------------------------------------------------------------------
 
-    def memory_lingers(self, trainer: Trainer) -> None:
-        """The driver takes a moment to free what the dead held."""
+    def is_over(self, trainer: Trainer) -> None:
+        """An attempt is over: the driver frees what it held, and a checkpoint may have suffered."""
+        if self.hurts and self.shelf.newest_good():
+            self.shelf.steps[self.shelf.newest_good()] = self.hurts.pop()
         for one in self.cards_of(trainer.plan):
             one.lingers_until_s = self.now_s + self.kill_s
 
@@ -245,6 +247,7 @@ class World:
         self._timeline.clear()
         self.crash_at_acts.clear()
         self.faults.clear()
+        self.hurts.clear()
         self.unlaunchable = self.unplannable = self.wrong_resumes = self.journal_broken = 0
         self.disk_mib, self.deaf, self.shelf.unmovable = 10_000, False, False
         self.shelf.mend()
@@ -257,6 +260,7 @@ class World:
         return not (
             self._timeline
             or self.crash_at_acts
+            or self.hurts
             or any(fault.left > 0 for fault in self.faults)
             or self.unlaunchable
             or self.unplannable
