@@ -56,12 +56,10 @@ def began(trainer: Trainer) -> Beginning | None:
 def _diagnosis(world: World, state: State, trainer: Trainer | None, not_started: str) -> Diagnosis:
     asked = state.stop is not None or state.leaving is not None
     fault = trainer.fault if trainer is not None else None
-    if fault is not None and fault.kind in ON_RECORD:
-        return fault.diagnosis()
     found = diagnose(_evidence(world, state, trainer, not_started, asked=asked))
-    if fault is None or asked or found.fingerprint.endswith("resume.mismatch|"):
+    if fault is None or found.fingerprint.endswith("resume.mismatch|"):
         return found
-    return fault.diagnosis()
+    return found if asked and fault.kind not in ON_RECORD else fault.diagnosis()
 
 
 def _resumed_wrongly(world: World, state: State, trainer: Trainer) -> str:

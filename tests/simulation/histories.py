@@ -132,6 +132,8 @@ def _play(told: Told, chance: random.Random, operator: Operator, *, heals: bool)
 def _one_life(told: Told, chance: random.Random, readmit: tuple[str, ...]) -> int | None:
     """Run one supervisor; None: it died."""
     world, journal = told.world, told.journal
+    if told.lives > 1 and world.later_setups:
+        world.setup = world.later_setups.pop()  # somebody changed the configuration meanwhile
     state = journal.read_back()
     hold(AT_READ_BACK, world, (journal.folded, state))
     outside = SimOutside(world, chance)

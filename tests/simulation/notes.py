@@ -82,7 +82,6 @@ class Notes:
     last_plan: LaunchPlan | None = None
     last_answer: str = ""
     launches: int = 0
-    redone: int = 0
     clock_changed: bool = False
     news_dropped: bool = False
     down_s: float = 0.0

@@ -58,6 +58,7 @@ class World:
     wrong_resumes: int = 0
     wrongly_at: int = 0
     shelf: Shelf = field(default_factory=lambda: Shelf(GLOBAL_BATCH))
+    later_setups: list[Setup] = field(default_factory=list)
     hurts: list[Health] = field(default_factory=list)
     trainers: dict[int, Trainer] = field(default_factory=dict)
     latest: Trainer | None = None
