@@ -12,6 +12,9 @@ from support import eventually
 from humigence_supervise.contract import EXIT_HOPELESS, EXIT_SIGTERM
 from humigence_supervise.records import Event
 
+SLOW = {"seq_len": 128, "d_model": 128, "n_layers": 4}
+"""A model whose steps take so long that the supervisor sees each checkpoint, not the last only."""
+
 
 def final_tensors(job: Job) -> dict[str, str]:
     """Return the digests of the tensors in the last checkpoint, as its manifest says."""
@@ -26,7 +29,7 @@ def undisturbed(job: Job) -> Job:
     folder = job.folder / "undisturbed"
     folder.mkdir()
     twin = Job(folder, job.name)
-    write(twin)
+    write(twin, worker=SLOW)
     assert twin.finish()[0] == 0, names(twin.events())
     return twin
 
@@ -35,7 +38,7 @@ def test_a_run_goes_back_up_after_a_transient_fault(job: Job) -> None:
     """One NCCL fault, one step down; after a checkpoint a probe passes and two ranks finish."""
     write(
         job,
-        worker={"faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
+        worker={**SLOW, "faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
         promote={"after_s": 0.0},
     )
     code, _, _ = job.finish()
@@ -75,7 +78,7 @@ def test_a_failed_probe_costs_no_step(job: Job) -> None:
     )
     write(
         job,
-        worker={"faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
+        worker={**SLOW, "faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
         promote={"after_s": 0.0, "max_promotions": 1},
     )
     document = json.loads(job.config.read_text())
@@ -102,7 +105,7 @@ def probing(job: Job) -> subprocess.Popen[str]:
     """Return a supervisor whose run has just begun to probe the higher rung."""
     write(
         job,
-        worker={"faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
+        worker={**SLOW, "faults": [{"name": "nccl_error", "step": 8, "rank": 1}]},
         promote={"after_s": 0.0},
     )
     process = job.start()
@@ -175,6 +178,7 @@ def test_a_quiet_stretch_brings_the_larger_micro_batch_back_once(job: Job) -> No
     write(
         job,
         worker={
+            **SLOW,
             "save_steps": 3,
             "faults": [
                 {"name": "cuda_oom", "step": 5, "rank": 1},
@@ -219,6 +223,7 @@ def test_a_worker_that_forgets_its_checkpoint_is_stopped(job: Job) -> None:
         json.dumps(
             {
                 **json.loads((job.folder / "worker.json").read_text()),
+                **SLOW,
                 "faults": [{"name": "sigkill", "step": 13, "rank": 0}],
             }
         )
