@@ -221,7 +221,11 @@ def probed(state: State, rung_index: int, context: Context, *, why: str) -> Acti
     """Go up after a probe that passed (`why` is ""), else on with the rung below."""
     if not why and rung_index >= len(context.rungs):
         why = NO_SUCH_RUNG
-    tried = entries.promotion_tried(state, context, rung_index, passed=not why, why=why)
+    if state.stop is not None:
+        why = "a stop was asked for."
+    tried = entries.promotion_tried(
+        state, context, rung_index, passed=not why, why=why, probed=state.stop is None
+    )
     after = fold((tried,), state)
     if state.stop is not None:
         return (Append(tried), Append(entries.stopped(state.stop)))

@@ -381,6 +381,7 @@ def _explain_and_exit(problem: Exception) -> NoReturn:
     from humigence_supervise.reading import UnreadableError
     from humigence_supervise.run_lock import RunHeldError
     from humigence_supervise.run_ref import RunNotFoundError
+    from humigence_supervise.start import GpusUnknownError
     from humigence_supervise.state import StateError
     from humigence_supervise.stop import StopTimeoutError
 
@@ -394,6 +395,7 @@ def _explain_and_exit(problem: Exception) -> NoReturn:
         JournalError: contract.EXIT_INTERNAL,
         StateError: contract.EXIT_INTERNAL,
         StopTimeoutError: contract.EXIT_GAVE_UP,
+        GpusUnknownError: contract.EXIT_GAVE_UP,
         OSError: contract.EXIT_INTERNAL,
     }
     if isinstance(problem, DetachError):

@@ -146,15 +146,16 @@ class GpuState:
 class Host:
     """What was read from the machine before an attempt; `None` is unknown.
 
-    `gpus` is empty on a machine without a visible NVIDIA GPU. Versions are those the *worker's*
-    interpreter would import, read without importing them. `unread` says what could not be read,
-    and why, one sentence each.
+    `gpus` is empty on a machine without a visible NVIDIA GPU; not `gpus_known`: the driver was
+    asked and did not answer. Versions are those the *worker's* interpreter would import, read
+    without importing them. `unread` says what could not be read, and why, one sentence each.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     torch_version: str | None = None
     cpu_count: int = 1
+    gpus_known: bool = True
     unread: tuple[str, ...] = ()
 
 

@@ -223,27 +223,35 @@ def probe_started(state: State, context: Context, rung_index: int, limit_s: floa
     """The GPUs of a higher rung are tried together before it trains again."""
     name = context.rungs[rung_index].name
     facts: Facts = {
+        "to": name,
         "rung_index": rung_index,
         "limit_s": limit_s,
         "until_s": context.now_s + limit_s,
     }
     message = f"Probing {name}: a real collective of all its ranks, {limit_s:.0f} s at most."
-    return Record(
-        Event.PROMOTION_STARTED, message, attempt=state.attempt + 1, rung=name, facts=facts
-    )
+    present = _rung(state, context)
+    number = state.attempt + 1
+    return Record(Event.PROMOTION_STARTED, message, attempt=number, rung=present, facts=facts)
 
 
 def promotion_tried(
-    state: State, context: Context, rung_index: int, *, passed: bool, why: str
+    state: State, context: Context, rung_index: int, *, passed: bool, why: str, probed: bool
 ) -> Record:
-    """What came of a try to go back up."""
+    """What came of a try to go back up; not `probed`: it did not come to a probe."""
     name = context.rungs[min(rung_index, len(context.rungs) - 1)].name
-    facts: Facts = {"rung_index": rung_index, "at_s": context.now_s, "passed": passed, "why": why}
+    facts: Facts = {
+        "to": name,
+        "rung_index": rung_index,
+        "at_s": context.now_s,
+        "passed": passed,
+        "probed": probed,
+        "why": why,
+    }
     message = f"The probe of {name} passed."
     if not passed:
         message = f"Not going back up to {name}: {why}"
     level = Level.INFO if passed else Level.WARNING
-    return Record(Event.PROMOTION_TRIED, message, level, state.attempt or None, name, facts)
+    return _of_attempt(state, context, Event.PROMOTION_TRIED, message, facts, level=level)
 
 
 def ended_badly(exit_: RankExit) -> bool:
@@ -434,10 +442,14 @@ def stopping(state: State, context: Context, event: StopRequested) -> Record:
     return _of_attempt(state, context, Event.RUN_STOPPING, message, facts)
 
 
-def stopped(exit_code: int) -> Record:
-    """The run stopped on request; `start` resumes it."""
+def stopped(exit_code: int, ended: Diagnosed | None = None) -> Record:
+    """The run stopped on request; `start` resumes it. `ended` tells of its last attempt."""
     message = "Stopped on request; `start` goes on from the newest checkpoint."
-    return Record(Event.RUN_STOPPED, message, facts={"exit_code": exit_code})
+    unsaved = 0 if ended is None else max(0, ended.last_step - ended.checkpoint_step)
+    if unsaved:
+        message += f" {unsaved} steps since the last save are done again then."
+    facts: Facts = {"exit_code": exit_code, "unsaved_steps": unsaved}
+    return Record(Event.RUN_STOPPED, message, facts=facts)
 
 
 def completed(event: Diagnosed) -> Record:

@@ -227,7 +227,7 @@ class Prepare:
     """Choose a checkpoint, look for room, plan: answered by Prepared, NoRoom or NotPrepared.
 
     `checkpoint_step` is the newest step known to be saved: above 0, none left is a loss.
-    `bad_step` is a checkpoint that must not be used, and is put aside. `need_mib` is wanted on the
+    From `bad_step` on no checkpoint must be used; they are put aside. `need_mib` is wanted on the
     disk at least. `stranger` must have left its GPU. Not `patient`:
     GPU memory has been waited for long enough, and is waited for only on the `lowest_rung`, while
     the stranger is seen to be there.

@@ -220,7 +220,7 @@ def _diagnosing(state: State, event: Happening, context: Context) -> Actions:
         case Diagnosed():
             made = Append(entries.diagnosed(state, context, event))
             if state.stop is not None and event.diagnosis.kind is not Kind.HEALTHY:
-                return (made, Append(entries.stopped(state.stop)))
+                return (made, Append(entries.stopped(state.stop, event)))
             if state.leaving is not None and event.diagnosis.kind is Kind.PREEMPTED:
                 return (made, *left_on_purpose(state, state.leaving, context))
             return (made, *judge(state, event, context))
@@ -353,7 +353,7 @@ def _considered(state: State, event: Considered, context: Context) -> Actions:
     promote = event.promote
     if event.hindrance:
         tried = entries.promotion_tried(
-            state, context, promote.rung_index, passed=False, why=event.hindrance
+            state, context, promote.rung_index, passed=False, why=event.hindrance, probed=False
         )
         return (Append(tried),)
     leaving = entries.leaves(state, context, promote.reason, rung_index=promote.rung_index)

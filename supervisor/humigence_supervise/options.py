@@ -16,7 +16,7 @@ from humigence_supervise.decisions import (
     WaitForSpace,
 )
 from humigence_supervise.domain import Diagnosis, Kind
-from humigence_supervise.moves import Move, row_of
+from humigence_supervise.moves import MOVES, Move, row_of
 from humigence_supervise.standing import Standing, is_repeated
 
 LONG_WAIT_S: Final = 30.0
@@ -43,10 +43,7 @@ def decision_of(
             why = f"What failed ({kind}) is outside of this machine's power and takes its time"
             return _wait(why, policy, standing)
         case Move.DOWN:
-            return StepDown(
-                f"{kind} on this rung: the next lower one does without what failed.",
-                now.rung_index + 1,
-            )
+            return StepDown(_why_down(diagnosis), now.rung_index + 1)
         case Move.ELSEWHERE:
             if not diagnosis.gpu or standing.gpus_left == 0:
                 return None
@@ -98,18 +95,31 @@ def _shrink(micro_samples: int | None, fits_micro: int | None) -> Decision | Non
     )
 
 
-def _older(standing: Standing) -> Decision | None:
-    """Leave the checkpoint out that was resumed from, or the newest one that may carry the fault.
+def _why_down(diagnosis: Diagnosis) -> str:
+    kind = diagnosis.kind.value
+    if diagnosis.kind is Kind.CUDA_OOM:
+        return (
+            f"{kind} on this rung: a lower one needs no memory for gradient buckets and NCCL, so"
+            " the same micro-batch may fit there."
+        )
+    if Move.RETRY in MOVES[diagnosis.kind][:1]:
+        return f"{kind} on this rung, also after it was tried again: a lower one may be spared it."
+    return f"{kind} on this rung: the next lower one does without what failed."
 
-    A damaged checkpoint shows when it is loaded; a training that went wrong saved so meanwhile.
+
+def _older(standing: Standing) -> Decision | None:
+    """Leave out the newest checkpoint, which may carry the fault, or the one that was resumed from.
+
+    The latter where nothing newer was saved, or where leaving out the newest did not help.
     """
     now = standing.now
-    loaded = now.kind is Kind.CHECKPOINT_CORRUPT and now.first_step > 0
-    bad_step = now.first_step if loaded else now.checkpoint_step
+    again = any(one.kind is now.kind for one in fruitless_before(standing.incidents))
+    newer = now.checkpoint_step > now.first_step and not (again and now.first_step > 0)
+    bad_step = now.checkpoint_step if newer else now.first_step
     if bad_step <= 0:
         return None
     return UseOlderCheckpoint(
-        f"The checkpoint of step {bad_step} is not used any more: an older one.", bad_step
+        f"No checkpoint from step {bad_step} on is used any more: an older one.", bad_step
     )
 
 

@@ -152,13 +152,14 @@ class Preparation:
             gpus = self.plan(means, wanted.attempt, None, host, states).gpus
         except ValueError as error:
             code = contract.EXIT_CONFIG if wanted.attempt == 1 else contract.EXIT_GAVE_UP
-            return NotPrepared(str(error), exit_code=code, lower_may_do=wanted.attempt > 1)
+            lower = wanted.attempt > 1 and bool(host.gpus)
+            return NotPrepared(str(error), exit_code=code, lower_may_do=lower)
         if gpus and (full := self._no_memory(wanted, gpus, states)):
             return NoRoom(Want.GPU_MEMORY, full)
         if wanted.bad_step is not None:
             self._put_aside(wanted.bad_step)
         folder = run.paths.checkpoint_dir
-        choice = choose.newest_good(folder, run=run.paths.id, but=wanted.bad_step)
+        choice = choose.newest_good(folder, run=run.paths.id, below=wanted.bad_step)
         if not choice.folder_read:
             return NotPrepared(choice.note, exit_code=contract.EXIT_GAVE_UP)
         if choice.checkpoint is None and (choice.refused or wanted.checkpoint_step > 0):
@@ -171,10 +172,11 @@ class Preparation:
         return Prepared(plan, refused)
 
     def _put_aside(self, step: int) -> None:
-        """Quarantine a checkpoint that the program could not use; it is not chosen in any case."""
-        path = self._run.paths.checkpoint_dir / contract.checkpoint_name(step)
+        """Quarantine the checkpoints from a step on; they are not chosen in any case."""
         with suppress(OSError):
-            choose.quarantine(path, "It is whole, but the training failed with it.")
+            for one in choose.candidates(self._run.paths.checkpoint_dir):
+                if one.step >= step:
+                    choose.quarantine(one.path, "It is whole, but the training failed with it.")
 
     def _no_memory(
         self, wanted: Prepare, gpus: tuple[Gpu, ...], states: tuple[GpuState, ...]

@@ -16,7 +16,7 @@ from humigence_supervise.checkpoints.choose import owner
 from humigence_supervise.config import ConfigError, Settings
 from humigence_supervise.domain import Accelerator, RunPaths
 from humigence_supervise.effects import Effects
-from humigence_supervise.journal import open_journal
+from humigence_supervise.journal import Journal, open_journal
 from humigence_supervise.loop import Loop
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.preflight import check_ladder, preflight
@@ -57,7 +57,7 @@ def start(
             if launch.lock_held(run_dir):
                 raise RunHeldError(run_dir, None, "an attempt that still runs")
             archive(run_dir, settings.checkpoints.dir)
-        journal, entries = open_journal(run_dir / contract.JOURNAL_FILE, settings.name)
+        journal, entries = _opened(run_dir / contract.JOURNAL_FILE, settings.name)
         state = fold(entry.record for entry in entries)
         _check_readmitted(readmit, state.excluded_gpus)
         if isinstance(state.phase, Ended) and state.phase.event is Event.RUN_COMPLETED:
@@ -82,6 +82,10 @@ OUR_LAYOUTS = frozenset(("auto", "humigence"))
 """Other layouts are read from the configuration, and not yet from the disk."""
 
 
+class GpusUnknownError(OSError):
+    """The driver did not answer; another time it may."""
+
+
 def make_run(
     settings: Settings, config: Path, begun: Mapping[str, Json], *, debug: bool
 ) -> tuple[Run, dict[str, Json]]:
@@ -92,8 +96,15 @@ def make_run(
 
     Raises:
         ConfigError: a rung cannot be planned on this machine.
+        GpusUnknownError: the driver did not answer.
     """
     host = read_host(settings.worker.python)
+    if settings.accelerator != "cpu" and not host.gpus_known:
+        why = "; ".join(host.unread)
+        raise GpusUnknownError(
+            f"Which GPUs this machine has is not known: {why}. Nothing was started; try again when"
+            ' nvidia-smi answers, or set "accelerator": "cpu".'
+        )
     accelerator, why = ladder.resolve_accelerator(settings, host)
     if "accelerator" in begun:
         accelerator, why = Accelerator(str(begun["accelerator"])), "as the run began"
@@ -128,6 +139,15 @@ def make_run(
         "gpus": [gpu.name for gpu in host.gpus],
     }
     return run, facts
+
+
+def _opened(path: Path, name: str) -> tuple[Journal, tuple[Entry, ...]]:
+    try:
+        return open_journal(path, name)
+    except OSError as error:
+        if error.filename is None:  # a write names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def _check_readmitted(readmit: tuple[str, ...], excluded: tuple[str, ...]) -> None:

@@ -119,11 +119,12 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """One try to go back up to a rung; `passed` says what its probe found."""
+    """One try to go back up to a rung; `passed` says what its probe found, if it was `probed`."""
 
     rung_index: int
     at_s: float
     passed: bool
+    probed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,8 @@ class State:
     with, None when none was requested. `rung_since_s` is since when it is on its rung, None from
     the start of the run. `pace` and `target_step` are what the attempt's progress tells.
     `quiet_checkpoints` were committed since the last incident; `unprepared` counts the times in a
-    row that no attempt could be prepared. Of the next attempt: `bad_step` is a checkpoint it must
-    not use, `stranger` who has to leave its GPU first. `excluded_gpus` must not be used, whatever
+    row that no attempt could be prepared. Of the next attempt: from `bad_step` on it must use no
+    checkpoint, `stranger` has to leave its GPU first. `excluded_gpus` must not be used, whatever
     they are called: UUID, index or PCI bus id.
     """
 
@@ -253,7 +254,12 @@ def _progressed(state: State, facts: Facts) -> State:
 
 
 def _tried(state: State, facts: Facts) -> State:
-    tried = Promotion(facts.integer("rung_index"), facts.number("at_s"), facts.boolean("passed"))
+    tried = Promotion(
+        facts.integer("rung_index"),
+        facts.number("at_s"),
+        facts.boolean("passed"),
+        facts.optional_boolean("probed") is not False,
+    )
     phase = Ready() if isinstance(state.phase, Probing) else state.phase
     return replace(state, phase=phase, promotions=(*state.promotions, tried))
 

@@ -55,7 +55,8 @@ def promotion_due(
     state: State, rungs: tuple[Rung, ...], promoting: Promoting, now_s: float
 ) -> Promote | None:
     """Return the rung to go back up to now, None where it is too early or makes no sense."""
-    if not promoting.enabled or len(state.promotions) >= promoting.max_promotions:
+    probes = sum(one.probed for one in state.promotions)
+    if not promoting.enabled or probes >= promoting.max_promotions:
         return None
     index = _rung_to_try(state, rungs)
     if index is None:

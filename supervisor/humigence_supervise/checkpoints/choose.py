@@ -63,10 +63,10 @@ def candidates(checkpoint_dir: Path) -> tuple[Candidate, ...]:
     return tuple(sorted(filter(None, found), key=lambda one: one.step, reverse=True))
 
 
-def newest_good(checkpoint_dir: Path, *, run: str | None, but: int | None = None) -> Choice:
+def newest_good(checkpoint_dir: Path, *, run: str | None, below: int | None = None) -> Choice:
     """Verify the candidates, newest first, and return the first good one.
 
-    `run` as in `verify`. The one of step `but` is passed over. Never raises OSError.
+    `run` as in `verify`. Those of step `below` and later are passed over. Never raises OSError.
     """
     try:
         found = candidates(checkpoint_dir)
@@ -76,7 +76,7 @@ def newest_good(checkpoint_dir: Path, *, run: str | None, but: int | None = None
         return Choice(None, folder_read=False, note=note)
     refused: list[Refusal] = []
     for candidate in found:
-        if candidate.step == but:
+        if below is not None and candidate.step >= below:
             continue
         verdict = verify(candidate.path, run=run)
         if verdict.checkpoint is not None:

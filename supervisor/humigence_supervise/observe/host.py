@@ -69,6 +69,7 @@ def read_host(
         driver_version=reading.driver_version,
         torch_version=torch_version,
         cpu_count=len(os.sched_getaffinity(0)),
+        gpus_known=bool(reading.gpus) or not reading.unread,
         unread=tuple(unread),
     )
 

@@ -127,7 +127,7 @@ def _micro_samples(settings: Settings | None, rung: str, ranks: int) -> int | No
 def _end(courses: tuple[Course, ...], kind: Kind) -> str:
     last, count = courses[-1], len(courses)
     if kind is Kind.HEALTHY:
-        return "Nothing failed: the run would be complete."
+        return "Nothing in it shows a failure, so there is nothing to decide."
     if last.exit_code is None:
         return f"After {count} decisions the run would still go on."
     waited_s = sum(one.delay_s for one in courses if one.decision == Retry.__name__)
