@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from humigence_supervise.actions import Append
 from humigence_supervise.budgets import Policy
 from humigence_supervise.contract import (
     ATTEMPTS_DIR,
@@ -33,7 +34,6 @@ from humigence_supervise.domain import (
     Section,
 )
 from humigence_supervise.happenings import (
-    Append,
     Begin,
     Context,
     Diagnosed,

@@ -23,9 +23,9 @@ from humigence_supervise.decisions import (
     WaitForSpace,
 )
 from humigence_supervise.domain import Confidence, Diagnosis, Holder, Kind, OomReading, Remedy
-from humigence_supervise.options import LONG_WAIT_S
+from humigence_supervise.outcomes import LONG_WAIT_S
 from humigence_supervise.policy import decide
-from humigence_supervise.standing import Standing
+from humigence_supervise.situation import Situation
 
 STRANGER_PID = 4711
 STRANGER_MIB = 20_480
@@ -168,9 +168,9 @@ class Play:
             memory=memory,
         )
 
-    def _standing(self, diagnosis: Diagnosis) -> Standing:
+    def _standing(self, diagnosis: Diagnosis) -> Situation:
         out = {*self.excluded, diagnosis.gpu}
-        return Standing(
+        return Situation(
             self.incidents,
             self.rungs,
             self.micro,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, assert_never
 
-from humigence_supervise import contract, entries, policy
+from humigence_supervise import contract, policy, resolutions
+from humigence_supervise.actions import Action, Append, Means, Prepare, Probe
 from humigence_supervise.decisions import (
     Complete,
     GrowMicroBatch,
@@ -21,19 +22,10 @@ from humigence_supervise.decisions import (
     WaitForSpace,
 )
 from humigence_supervise.domain import Kind
-from humigence_supervise.happenings import (
-    Action,
-    Append,
-    Context,
-    Diagnosed,
-    Means,
-    NoRoom,
-    NotPrepared,
-    Prepare,
-    Probe,
-)
+from humigence_supervise.happenings import Context, Diagnosed, NoRoom, NotPrepared
+from humigence_supervise.phases import WaitingForRoom, Want
 from humigence_supervise.records import Event, Record
-from humigence_supervise.state import Leaving, State, WaitingForRoom, Want, fold
+from humigence_supervise.state import Leaving, State, fold
 from humigence_supervise.way_up import suspects
 
 Actions = tuple[Action, ...]
@@ -109,7 +101,7 @@ def judge(state: State, event: Diagnosed, context: Context) -> Actions:
         gpu=diagnosis.gpu or "",
         holder=diagnosis.memory.holder if diagnosis.memory else None,
     )
-    standing = policy.Standing(
+    standing = policy.Situation(
         incidents=(*state.incidents, incident),
         rung_count=len(context.rungs),
         micro_samples=context.micro_samples if state.micro_samples is None else state.micro_samples,
@@ -122,11 +114,11 @@ def judge(state: State, event: Diagnosed, context: Context) -> Actions:
         fits_micro=state.fits_micro,
     )
     verdict = policy.decide(context.policy, standing, diagnosis)
-    record = entries.decided(state, context, incident, verdict)
+    record = resolutions.decided(state, context, incident, verdict)
     made: Actions = (Append(record),)
     if verdict.excluded_gpu and verdict.excluded_gpu not in state.excluded_gpus:
         why = diagnosis.reason
-        made = (*made, Append(entries.gpu_excluded(state, context, verdict.excluded_gpu, why)))
+        made = (*made, Append(resolutions.gpu_excluded(state, context, verdict.excluded_gpu, why)))
     return (*made, *_carried_out(verdict, state, fold((record,), state), event, context))
 
 
@@ -135,24 +127,24 @@ def _carried_out(
 ) -> Actions:
     match verdict.decision:
         case Complete():
-            return (Append(entries.completed(event)),)
+            return (Append(resolutions.completed(event)),)
         case Stop() as decision:
             return (Append(_given_up(decision, event.diagnosis.kind)),)
         case WaitForSpace(reason=reason, need_mib=need_mib):
             room = NoRoom(Want.DISK, reason, need_mib, event.free_mib)
-            return (Append(entries.waits_for_room(after, context, room)),)
+            return (Append(resolutions.waits_for_room(after, context, room)),)
         case WaitForMemory(reason=reason, stranger=stranger, patience_s=patience_s):
             room = NoRoom(Want.GPU_MEMORY, reason)
-            return (Append(entries.waits_for_room(after, context, room, stranger, patience_s)),)
+            return (Append(resolutions.waits_for_room(after, context, room, stranger, patience_s)),)
         case StepDown() | StepUp():
-            changed = entries.rung_changed(before, after, context, event.diagnosis.kind)
+            changed = resolutions.rung_changed(before, after, context, event.diagnosis.kind)
             return (Append(changed), prepare(after, context))
         case ShrinkMicroBatch() | GrowMicroBatch() | UseOlderCheckpoint():
             return (prepare(after, context),)
         case Retry(delay_s=delay_s):
             if delay_s <= 0:
                 return (prepare(after, context),)
-            return (Append(entries.waits(after, context, delay_s)),)
+            return (Append(resolutions.waits(after, context, delay_s)),)
         case _:
             assert_never(verdict.decision)
 
@@ -166,10 +158,10 @@ def _gpus_left(state: State, event: Diagnosed) -> int | None:
 
 def _given_up(decision: Stop, kind: Kind) -> Record:
     if kind is Kind.CONFIG_ERROR:
-        return entries.ended(Event.RUN_FAILED, contract.EXIT_CONFIG, decision.reason)
+        return resolutions.ended(Event.RUN_FAILED, contract.EXIT_CONFIG, decision.reason)
     if decision.hopeless:
-        return entries.ended(Event.RUN_FAILED, contract.EXIT_HOPELESS, decision.reason)
-    return entries.ended(Event.RUN_GAVE_UP, contract.EXIT_GAVE_UP, decision.reason)
+        return resolutions.ended(Event.RUN_FAILED, contract.EXIT_HOPELESS, decision.reason)
+    return resolutions.ended(Event.RUN_GAVE_UP, contract.EXIT_GAVE_UP, decision.reason)
 
 
 # --- when no attempt can be prepared -----------------------------------------------------------
@@ -186,12 +178,12 @@ def no_attempt(state: State, event: NotPrepared, context: Context) -> Actions:
         unless = "With what this rung needs it would have been started."
         record = _decided_without_incident(state, context, Verdict(lower, unless=unless))
         after = fold((record,), state)
-        changed = entries.rung_changed(state, after, context, Kind.UNKNOWN, "Missing GPUs:")
+        changed = resolutions.rung_changed(state, after, context, Kind.UNKNOWN, "Missing GPUs:")
         return (Append(record), Append(changed), prepare(after, context))
     if event.exit_code == contract.EXIT_GAVE_UP and state.unprepared < UNPREPARED_MOST:
         delay_s = context.policy.backoff.delay_s(state.unprepared, context.chance)
-        return (Append(entries.waits(state, context, max(delay_s, 0.001), event.reason)),)
-    return (Append(entries.not_prepared(event)),)
+        return (Append(resolutions.waits(state, context, max(delay_s, 0.001), event.reason)),)
+    return (Append(resolutions.not_prepared(event)),)
 
 
 # --- the way back up ---------------------------------------------------------------------------
@@ -200,9 +192,12 @@ def no_attempt(state: State, event: NotPrepared, context: Context) -> Actions:
 def left_on_purpose(state: State, leaving: Leaving, context: Context) -> Actions:
     """Go on after a healthy attempt was ended: probe the higher rung, or take larger batches."""
     if leaving.rung_index is not None and leaving.rung_index >= len(context.rungs):
-        return (Append(entries.wait_over(state, context, NO_SUCH_RUNG)), prepare(state, context))
+        return (
+            Append(resolutions.wait_over(state, context, NO_SUCH_RUNG)),
+            prepare(state, context),
+        )
     if leaving.rung_index is not None:
-        started = entries.probe_started(state, context, leaving.rung_index, PROBE_LIMIT_S)
+        started = resolutions.probe_started(state, context, leaving.rung_index, PROBE_LIMIT_S)
         after = fold((started,), state)
         means = replace(means_of(state, context), rung_index=leaving.rung_index)
         return (Append(started), Probe(means, after.attempt))
@@ -223,12 +218,12 @@ def probed(state: State, rung_index: int, context: Context, *, why: str) -> Acti
         why = NO_SUCH_RUNG
     if state.stop is not None:
         why = "a stop was asked for."
-    tried = entries.promotion_tried(
+    tried = resolutions.promotion_tried(
         state, context, rung_index, passed=not why, why=why, probed=state.stop is None
     )
     after = fold((tried,), state)
     if state.stop is not None:
-        return (Append(tried), Append(entries.stopped(state.stop)))
+        return (Append(tried), Append(resolutions.stopped(state.stop)))
     if why:
         return (Append(tried), prepare(after, context))
     rung = context.rungs[rung_index].name
@@ -236,7 +231,7 @@ def probed(state: State, rung_index: int, context: Context, *, why: str) -> Acti
     unless = "A probe that failed would have kept the run on the lower rung."
     record = _decided_without_incident(after, context, Verdict(decision, unless=unless))
     higher = fold((record,), after)
-    changed = entries.rung_changed(after, higher, context, Kind.HEALTHY)
+    changed = resolutions.rung_changed(after, higher, context, Kind.HEALTHY)
     return (Append(tried), Append(record), Append(changed), prepare(higher, context))
 
 
@@ -252,4 +247,4 @@ def _decided_without_incident(state: State, context: Context, verdict: Verdict) 
         last_step=state.checkpoint_step,
         checkpoint_step=state.checkpoint_step,
     )
-    return entries.decided(state, context, nothing, verdict)
+    return resolutions.decided(state, context, nothing, verdict)

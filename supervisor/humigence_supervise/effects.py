@@ -10,21 +10,13 @@ from pathlib import Path
 
 from humigence_supervise import contract, launch
 from humigence_supervise.accounting import account_run, ledger_facts
+from humigence_supervise.actions import Consider, Prepare, Probe
 from humigence_supervise.catalogue import Catalogue
 from humigence_supervise.checkpoints import choose
 from humigence_supervise.checkpoints.verify import verify
 from humigence_supervise.diagnose import diagnose
 from humigence_supervise.domain import Accelerator, Diagnosis, Kind, LaunchPlan
-from humigence_supervise.happenings import (
-    Consider,
-    Diagnosed,
-    Happening,
-    Launched,
-    NotLaunched,
-    Prepare,
-    Probe,
-    TreeGone,
-)
+from humigence_supervise.happenings import Diagnosed, Happening, Launched, NotLaunched, TreeGone
 from humigence_supervise.observe.attempt import AttemptWatch
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.observe.host_facts import note_start, started_at

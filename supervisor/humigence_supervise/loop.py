@@ -10,30 +10,33 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import assert_never
 
-from humigence_supervise.happenings import (
+from humigence_supervise.actions import (
     Action,
     Append,
-    Begin,
     Clear,
     Consider,
-    Context,
     Gather,
-    Happening,
     Launch,
-    NotLaunched,
     Prepare,
     Probe,
     Quarantine,
     Recover,
-    StopRequested,
     Terminate,
+)
+from humigence_supervise.happenings import (
+    Begin,
+    Context,
+    Happening,
+    NotLaunched,
+    StopRequested,
     Tick,
 )
 from humigence_supervise.machine import step
+from humigence_supervise.phases import Ended, Waiting, WaitingForRoom, Want
 from humigence_supervise.records import Entry, Event, Json, Record
 from humigence_supervise.run import Run, counts_from_scratch, policy_of, promoting_of
 from humigence_supervise.seams import Hands, JournalWriter, Outside
-from humigence_supervise.state import Ended, State, Waiting, WaitingForRoom, Want
+from humigence_supervise.state import State
 from humigence_supervise.systemd import Notifier
 
 TICK_S = 0.5

@@ -10,7 +10,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from humigence_supervise import entries
+from humigence_supervise import entries, resolutions
+from humigence_supervise.actions import (
+    Action,
+    Append,
+    Clear,
+    Consider,
+    Gather,
+    Launch,
+    Quarantine,
+    Recover,
+    Terminate,
+)
 from humigence_supervise.aftermath import (
     Actions,
     is_over,
@@ -23,18 +34,12 @@ from humigence_supervise.aftermath import (
 )
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import (
-    Action,
-    Append,
     Begin,
     CheckpointSeen,
-    Clear,
-    Consider,
     Considered,
     Context,
     Diagnosed,
-    Gather,
     Happening,
-    Launch,
     Launched,
     LogSampled,
     NoRoom,
@@ -42,18 +47,13 @@ from humigence_supervise.happenings import (
     NotPrepared,
     Prepared,
     ProgressMade,
-    Quarantine,
     RankDied,
-    Recover,
     SignatureSeen,
     StopRequested,
-    Terminate,
     Tick,
     TreeGone,
 )
-from humigence_supervise.records import Event
-from humigence_supervise.resume_echo import resumed_wrongly
-from humigence_supervise.state import (
+from humigence_supervise.phases import (
     Clearing,
     Diagnosing,
     Ended,
@@ -61,12 +61,13 @@ from humigence_supervise.state import (
     Probing,
     Ready,
     Running,
-    State,
     Waiting,
     WaitingForRoom,
     Want,
-    fold,
 )
+from humigence_supervise.records import Event
+from humigence_supervise.resume_echo import resumed_wrongly
+from humigence_supervise.state import State, fold
 from humigence_supervise.way_up import growth_due, promotion_due, worth_leaving
 
 PROGRESS_EVERY_S = 10.0
@@ -110,17 +111,17 @@ def _ready(state: State, event: Happening, context: Context) -> Actions:
                 return (Append(entries.run_started(event.facts)), prepare(state, context))
             taken, state = _taken_over(state, event)
             if state.stop is not None:
-                return (*taken, Append(entries.stopped(state.stop)))
+                return (*taken, Append(resolutions.stopped(state.stop)))
             return (*taken, prepare(state, context))
         case Prepared():
             return _planned(event)
         case NoRoom():
             patience_s = _patience_s(event, context)
-            return (Append(entries.waits_for_room(state, context, event, None, patience_s)),)
+            return (Append(resolutions.waits_for_room(state, context, event, None, patience_s)),)
         case NotPrepared():
             return no_attempt(state, event, context)
         case StopRequested():
-            return (Append(entries.stopped(event.exit_code)),)
+            return (Append(resolutions.stopped(event.exit_code)),)
         case _:
             return ()
 
@@ -145,7 +146,7 @@ def _launching(state: State, event: Happening, context: Context) -> Actions:
         case TreeGone():
             return _gone(state, event, context)
         case StopRequested():
-            return (Append(entries.stopping(state, context, event)),)
+            return (Append(resolutions.stopping(state, context, event)),)
         case _:
             return ()
 
@@ -186,8 +187,8 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             return _gone(state, event, context)
         case StopRequested():
             if state.stop is None and not event.now:
-                return (Append(entries.stopping(state, context, event)), Terminate())
-            return (Append(entries.stopping(state, context, event)), Clear())
+                return (Append(resolutions.stopping(state, context, event)), Terminate())
+            return (Append(resolutions.stopping(state, context, event)), Clear())
         case _:
             return ()
 
@@ -206,7 +207,7 @@ def _clearing(state: State, event: Happening, context: Context) -> Actions:
         case NotLaunched():
             return (Append(entries.cleared(state, context, 0.0)), Gather(state.attempt))
         case StopRequested():
-            return (Append(entries.stopping(state, context, event)), Clear())
+            return (Append(resolutions.stopping(state, context, event)), Clear())
         case _:
             return ()
 
@@ -216,11 +217,11 @@ def _diagnosing(state: State, event: Happening, context: Context) -> Actions:
         case Begin():
             return (*_taken_over(state, event)[0], Gather(state.attempt))
         case StopRequested():
-            return (Append(entries.stopping(state, context, event)),)
+            return (Append(resolutions.stopping(state, context, event)),)
         case Diagnosed():
             made = Append(entries.diagnosed(state, context, event))
             if state.stop is not None and event.diagnosis.kind is not Kind.HEALTHY:
-                return (made, Append(entries.stopped(state.stop, event)))
+                return (made, Append(resolutions.stopped(state.stop, event)))
             if state.leaving is not None and event.diagnosis.kind is Kind.PREEMPTED:
                 return (made, *left_on_purpose(state, state.leaving, context))
             return (made, *judge(state, event, context))
@@ -236,11 +237,11 @@ def _waiting(state: State, phase: Waiting, event: Happening, context: Context) -
             if not is_over(phase.until_s, phase.delay_s, context):
                 return ()
             return (
-                Append(entries.wait_over(state, context, "The wait is over.")),
+                Append(resolutions.wait_over(state, context, "The wait is over.")),
                 prepare(state, context),
             )
         case StopRequested():
-            return (Append(entries.stopped(event.exit_code)),)
+            return (Append(resolutions.stopped(event.exit_code)),)
         case _:
             return ()
 
@@ -258,16 +259,18 @@ def _waiting_for_room(
             if event.want is phase.want:
                 return ()
             patience_s = _patience_s(event, context)
-            found = entries.waits_for_room(state, context, event, None, patience_s)
+            found = resolutions.waits_for_room(state, context, event, None, patience_s)
             return (Append(found),)
         case Prepared():
-            over = entries.wait_over(state, context, "What was waited for is there.")
+            over = resolutions.wait_over(state, context, "What was waited for is there.")
             return (Append(over), *_planned(event))
         case NotPrepared():
-            over = entries.wait_over(state, context, "There is room, but no attempt can be made.")
+            over = resolutions.wait_over(
+                state, context, "There is room, but no attempt can be made."
+            )
             return (Append(over), *no_attempt(fold((over,), state), event, context))
         case StopRequested():
-            return (Append(entries.stopped(event.exit_code)),)
+            return (Append(resolutions.stopped(event.exit_code)),)
         case _:
             return ()
 
@@ -286,7 +289,7 @@ def _probing(state: State, phase: Probing, event: Happening, context: Context) -
         case Tick() if is_over(phase.until_s, phase.limit_s, context):
             return (Clear(),)
         case StopRequested():
-            return (Append(entries.stopping(state, context, event)), Clear())
+            return (Append(resolutions.stopping(state, context, event)), Clear())
         case _:
             return ()
 
@@ -343,7 +346,7 @@ def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions
     if larger is None:
         return (Append(committed),)
     reason = f"{after.quiet_checkpoints} checkpoints without a failure."
-    leaving = entries.leaves(after, context, reason, micro_samples=larger)
+    leaving = resolutions.leaves(after, context, reason, micro_samples=larger)
     return (Append(committed), Append(leaving), Terminate())
 
 
@@ -352,11 +355,11 @@ def _considered(state: State, event: Considered, context: Context) -> Actions:
         return ()
     promote = event.promote
     if event.hindrance:
-        tried = entries.promotion_tried(
+        tried = resolutions.promotion_tried(
             state, context, promote.rung_index, passed=False, why=event.hindrance, probed=False
         )
         return (Append(tried),)
-    leaving = entries.leaves(state, context, promote.reason, rung_index=promote.rung_index)
+    leaving = resolutions.leaves(state, context, promote.reason, rung_index=promote.rung_index)
     return (Append(leaving), Terminate())
 
 

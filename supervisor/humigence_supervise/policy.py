@@ -21,13 +21,13 @@ from humigence_supervise.decisions import (
 from humigence_supervise.domain import Diagnosis, Holder, Kind, Remedy
 from humigence_supervise.grounds import HOPELESS, LATER, unless, why_not
 from humigence_supervise.moves import PATIENT, SELF_LIMITED, TRANSIENT, Move, is_hardware, row_of
-from humigence_supervise.options import decision_of
-from humigence_supervise.standing import Standing, is_repeated
+from humigence_supervise.outcomes import decision_of
+from humigence_supervise.situation import Situation, is_repeated
 
-__all__ = ["Standing", "decide"]
+__all__ = ["Situation", "decide"]
 
 
-def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
+def decide(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> Verdict:
     """Return what happens next after the last incident of `standing`, with the grounds."""
     if diagnosis.kind is Kind.HEALTHY:
         return Verdict(Complete(diagnosis.reason))
@@ -43,7 +43,7 @@ def decide(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     return replace(verdict, unless=words)
 
 
-def _repeated(standing: Standing, decision: Decision) -> Standing:
+def _repeated(standing: Situation, decision: Decision) -> Situation:
     """Return where the run would stand if the decision did not help: the same failure again."""
     again = standing.now
     left = standing.gpus_left
@@ -61,7 +61,7 @@ def _repeated(standing: Standing, decision: Decision) -> Standing:
     )
 
 
-def _judge(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
+def _judge(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> Verdict:
     """Return the verdict without what would change it, where it is no end of the run."""
     moves = _moves_left(policy, standing, diagnosis)
     excluded = diagnosis.gpu or "" if is_hardware(diagnosis) else ""
@@ -83,7 +83,7 @@ def _judge(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     raise AssertionError("Move.STOP is always possible")
 
 
-def _moves_left(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> tuple[Move, ...]:
+def _moves_left(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> tuple[Move, ...]:
     """Return what the row of the last incident's kind still offers on its rung, STOP last."""
     now = standing.now
     times = {Move.RETRY: policy.retries, Move.DOWN: 0 if standing.on_lowest_rung else 1}
@@ -102,7 +102,7 @@ def _moves_left(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> tup
 # --- what forbids a further attempt ------------------------------------------------------------
 
 
-def _barred(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict | None:
+def _barred(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> Verdict | None:
     """Return the end of a run that has spent what it may on attempts, None before that."""
     now = standing.now
     code_at_start = now.kind is Kind.USER_CODE and now.last_step <= now.first_step
@@ -129,7 +129,7 @@ def _barred(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict
     )
 
 
-def _is_barred(move: Move, policy: Policy, standing: Standing) -> bool:
+def _is_barred(move: Move, policy: Policy, standing: Situation) -> bool:
     """Say whether a spent budget forbids this move.
 
     A move that can be made only so often needs no budget of attempts without progress; waiting
@@ -144,7 +144,7 @@ def _is_barred(move: Move, policy: Policy, standing: Standing) -> bool:
     return True
 
 
-def _end(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
+def _end(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> Verdict:
     """Return the end of the run at the end of a row."""
     now, what = standing.now, f"{diagnosis.reason}{_nothing_left(standing, diagnosis)}"
     temporary = diagnosis.kind in TRANSIENT or now.holder is Holder.STRANGER
@@ -171,7 +171,7 @@ def _end(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Verdict:
     return Verdict(stop, LATER if temporary else HOPELESS, changed)
 
 
-def _nothing_left(standing: Standing, diagnosis: Diagnosis) -> str:
+def _nothing_left(standing: Situation, diagnosis: Diagnosis) -> str:
     """Return why the moves of a row are used up, where that is worth a sentence."""
     if diagnosis.kind is Kind.CUDA_OOM and standing.micro_samples is None:
         return " The micro-batch cannot be made smaller: no batch is configured (batch.micro)."

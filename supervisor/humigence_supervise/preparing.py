@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from humigence_supervise import contract, ladder, launch
+from humigence_supervise.actions import Consider, Means, Prepare, Probe
 from humigence_supervise.checkpoints import choose
 from humigence_supervise.checkpoints.verdict import Standing
 from humigence_supervise.decisions import Stranger
@@ -14,15 +15,11 @@ from humigence_supervise.domain import Checkpoint, Gpu, GpuState, Host, LaunchPl
 from humigence_supervise.gpu_choice import is_called
 from humigence_supervise.gpu_room import room, stranger_left, suspicion
 from humigence_supervise.happenings import (
-    Consider,
     Considered,
     Happening,
-    Means,
     NoRoom,
     NotPrepared,
-    Prepare,
     Prepared,
-    Probe,
     Refused,
 )
 from humigence_supervise.observe.gpu_state import read_gpu_states
@@ -30,10 +27,10 @@ from humigence_supervise.observe.gpu_tenants import read_tenants
 from humigence_supervise.observe.host import read_host
 from humigence_supervise.observe.host_evidence import planned_gpus
 from humigence_supervise.observe.host_facts import noted_levels
+from humigence_supervise.phases import Want
 from humigence_supervise.probe_plan import probe_plan
 from humigence_supervise.probe_script import probe_script
 from humigence_supervise.run import Run
-from humigence_supervise.state import Want
 
 PROBE_S: Final = 35.0
 """What each rank of a probe gives itself, from its start: torchrun's own start and end come on

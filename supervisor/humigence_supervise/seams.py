@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from humigence_supervise.actions import Consider, Prepare, Probe
 from humigence_supervise.domain import LaunchPlan
-from humigence_supervise.happenings import Consider, Happening, Prepare, Probe, StopRequested
+from humigence_supervise.happenings import Happening, StopRequested
 from humigence_supervise.records import Entry, Record
 from humigence_supervise.state import State
 

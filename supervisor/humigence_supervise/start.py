@@ -19,12 +19,13 @@ from humigence_supervise.effects import Effects
 from humigence_supervise.journal import Journal, open_journal
 from humigence_supervise.loop import Loop
 from humigence_supervise.observe.host import read_host
+from humigence_supervise.phases import Ended
 from humigence_supervise.preflight import check_ladder, preflight
 from humigence_supervise.records import Entry, Event, Json
 from humigence_supervise.report import write_report
 from humigence_supervise.run import Run
 from humigence_supervise.run_lock import RunHeldError, RunLock
-from humigence_supervise.state import Ended, fold
+from humigence_supervise.state import fold
 from humigence_supervise.systemd import Notifier
 from humigence_supervise.waiting import signals_awaited
 

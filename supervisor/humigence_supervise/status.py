@@ -9,10 +9,11 @@ from pathlib import Path
 from humigence_supervise import contract, launch
 from humigence_supervise.accounting import account_run, ledger_facts
 from humigence_supervise.journal import read_journal
+from humigence_supervise.phases import Ended, Probing, Waiting, WaitingForRoom
 from humigence_supervise.printable import for_people
 from humigence_supervise.records import Entry, Event, Json, finite
 from humigence_supervise.run_lock import holder
-from humigence_supervise.state import Ended, Probing, State, Waiting, WaitingForRoom, fold
+from humigence_supervise.state import State, fold
 
 ENDED = {
     Event.RUN_COMPLETED: "completed",

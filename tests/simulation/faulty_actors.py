@@ -7,35 +7,33 @@ from dataclasses import replace
 from simulation.planting import Actions, Patch, caught_by, changed, edited
 from simulation.setups import PATHS
 
-from humigence_supervise import aftermath, contract, entries, loop, machine
+from humigence_supervise import aftermath, contract, entries, loop, machine, resolutions
+from humigence_supervise.actions import (
+    Append,
+    Clear,
+    Gather,
+    Launch,
+    Prepare,
+    Probe,
+    Quarantine,
+    Recover,
+    Terminate,
+)
 from humigence_supervise.contract import checkpoint_name
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import (
-    Append,
     Begin,
-    Clear,
     Context,
     Diagnosed,
-    Gather,
     Happening,
-    Launch,
-    Prepare,
     Prepared,
-    Probe,
     ProgressMade,
-    Quarantine,
     RankDied,
-    Recover,
     StopRequested,
-    Terminate,
 )
+from humigence_supervise.phases import Launching, Running
 from humigence_supervise.records import Event
-from humigence_supervise.state import (
-    Launching,
-    Running,
-    State,
-    fold,
-)
+from humigence_supervise.state import State, fold
 
 
 @caught_by("excluded_gpus_stay_out")
@@ -54,7 +52,7 @@ def launches_beside_the_living(patch: Patch) -> None:
 
     def edit(before: State, event: Happening, actions: Actions, context) -> Actions:
         if isinstance(before.phase, Launching | Running) and isinstance(event, Begin):
-            over = entries.wait_over(before, context, "Begin anew.")
+            over = resolutions.wait_over(before, context, "Begin anew.")
             return (*actions[:-1], Append(over), aftermath.prepare(before, context))
         return actions
 
@@ -142,7 +140,7 @@ def leaves_the_worker_behind(patch: Patch) -> None:
     edited(
         patch,
         lambda before, event, actions, _context: (
-            (Append(entries.stopped(contract.EXIT_SIGTERM)),)
+            (Append(resolutions.stopped(contract.EXIT_SIGTERM)),)
             if isinstance(event, StopRequested) and isinstance(before.phase, Running)
             else actions
         ),
@@ -224,10 +222,10 @@ def begins_anew_at_every_progress(patch: Patch) -> None:
 
     def edit(before: State, event: Happening, actions: Actions, context: Context) -> Actions:
         if isinstance(event, ProgressMade) and not actions and isinstance(before.phase, Running):
-            leaving = entries.leaves(before, context, "Better safe.", micro_samples=1)
+            leaving = resolutions.leaves(before, context, "Better safe.", micro_samples=1)
             return (Append(leaving), Terminate())
         if isinstance(event, Diagnosed) and before.leaving and not before.stop:
-            over = entries.wait_over(before, context, "Again.")
+            over = resolutions.wait_over(before, context, "Again.")
             after = fold((over,), before)
             return (Append(over), aftermath.prepare(after, context))
         return actions

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from simulation.planting import Actions, Patch, caught_by, changed, edited, without
 
-from humigence_supervise import aftermath, entries, loop, machine, way_up
+from humigence_supervise import aftermath, loop, machine, resolutions, way_up
+from humigence_supervise.actions import Append
 from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import (
-    Append,
     Begin,
     Context,
     Diagnosed,
@@ -19,14 +19,9 @@ from humigence_supervise.happenings import (
     Tick,
     TreeGone,
 )
+from humigence_supervise.phases import Probing, Waiting, WaitingForRoom
 from humigence_supervise.records import Event, Record
-from humigence_supervise.state import (
-    Probing,
-    State,
-    Waiting,
-    WaitingForRoom,
-    fold,
-)
+from humigence_supervise.state import State, fold
 
 
 @caught_by("nothing_starts_after_a_stop")
@@ -79,7 +74,7 @@ def waits_again_after_a_restart(patch: Patch) -> None:
 
     def edit(before: State, event: Happening, actions: Actions, context) -> Actions:
         if isinstance(before.phase, Waiting) and isinstance(event, Begin):
-            waits = entries.waits(before, context, before.phase.delay_s)
+            waits = resolutions.waits(before, context, before.phase.delay_s)
             return (*actions, Append(waits))
         return actions
 
@@ -266,7 +261,7 @@ def loses_heart(patch: Patch) -> None:
     edited(
         patch,
         lambda before, event, actions, _context: (
-            (Append(entries.ended(Event.RUN_GAVE_UP, 75, "Why try.")),)
+            (Append(resolutions.ended(Event.RUN_GAVE_UP, 75, "Why try.")),)
             if isinstance(event, Prepared) and before.attempt == 0
             else actions
         ),

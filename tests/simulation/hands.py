@@ -12,15 +12,13 @@ from simulation.rules import hold
 from simulation.trainer import Trainer
 from simulation.world import World
 
+from humigence_supervise.actions import Consider, Prepare, Probe
 from humigence_supervise.domain import LaunchPlan, ProcessId
 from humigence_supervise.happenings import (
     CheckpointSeen,
-    Consider,
     Happening,
     Launched,
     NotLaunched,
-    Prepare,
-    Probe,
     ProgressMade,
     RankDied,
     SignatureSeen,

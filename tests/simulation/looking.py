@@ -10,23 +10,21 @@ from simulation.shelf import REFUSED, Health
 from simulation.world import CHECKPOINT_MIB, World
 
 from humigence_supervise import contract
+from humigence_supervise.actions import Consider, Means, Prepare
 from humigence_supervise.decisions import Stranger
 from humigence_supervise.domain import Checkpoint, LaunchPlan
 from humigence_supervise.gpu_choice import is_called
 from humigence_supervise.gpu_room import room, stranger_left
 from humigence_supervise.happenings import (
-    Consider,
     Considered,
     Happening,
-    Means,
     NoRoom,
     NotPrepared,
-    Prepare,
     Prepared,
     Refused,
 )
+from humigence_supervise.phases import Want
 from humigence_supervise.preparing import AS_GOOD_AS_FULL_MIB
-from humigence_supervise.state import Want
 
 
 def prepared(world: World, wanted: Prepare) -> Happening:

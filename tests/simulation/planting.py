@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from humigence_supervise import loop, machine
-from humigence_supervise.happenings import Action, Append, Context, Happening
+from humigence_supervise.actions import Action, Append
+from humigence_supervise.happenings import Context, Happening
 from humigence_supervise.records import Event, Record
 from humigence_supervise.state import State, fold
 

@@ -8,11 +8,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from humigence_supervise import ladder
+from humigence_supervise.actions import Means
 from humigence_supervise.batching import batch_of_rung
 from humigence_supervise.config import Settings, parse_settings
 from humigence_supervise.contract import ATTEMPTS_DIR, attempt_name
 from humigence_supervise.domain import Accelerator, Checkpoint, Gpu, Host, LaunchPlan, RunPaths
-from humigence_supervise.happenings import Means
 from humigence_supervise.run import Run
 
 PATHS = RunPaths("sim", "run-id", Path("/sim"), Path("/sim/checkpoints"))
@@ -123,7 +123,7 @@ def plan_of(
     return replace(plan, attempt=attempt, attempt_dir=folder, resume_from=source)
 
 
-@lru_cache(maxsize=20_000)
+@lru_cache(maxsize=8_000)
 def planned_once(setup: Setup, host: Host, means: Means) -> LaunchPlan:
     """Return the ladder's plan but for what differs from attempt to attempt."""
     run = run_of(setup)

@@ -13,8 +13,8 @@ from simulation.setups import LADDERS, POLICIES, PROMOTES, Setup, card, plan_of,
 from simulation.shelf import Health
 from simulation.world import World
 
+from humigence_supervise.actions import Means
 from humigence_supervise.domain import Confidence, ExitStatus, Holder, Host, Kind, Remedy
-from humigence_supervise.happenings import Means
 
 HEALED_AT_S = 600.0
 """From then on all is well in every world, so that every run has to come to its end."""

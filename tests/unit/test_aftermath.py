@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from humigence_supervise.actions import Action, Append, Consider, Prepare, Probe
 from humigence_supervise.aftermath import (
     BEFORE_STEPPING_DOWN,
     UNPREPARED_MOST,
@@ -32,36 +33,29 @@ from humigence_supervise.domain import (
     Rung,
 )
 from humigence_supervise.happenings import (
-    Action,
-    Append,
     Begin,
     CheckpointSeen,
-    Consider,
     Context,
     Diagnosed,
     Happening,
     NotPrepared,
-    Prepare,
     Prepared,
-    Probe,
     Tick,
     TreeGone,
 )
 from humigence_supervise.machine import step
-from humigence_supervise.records import Event, Record
-from humigence_supervise.state import (
+from humigence_supervise.phases import (
     Diagnosing,
     Ended,
-    Leaving,
     Probing,
     Ready,
     Running,
-    State,
     Waiting,
     WaitingForRoom,
     Want,
-    fold,
 )
+from humigence_supervise.records import Event, Record
+from humigence_supervise.state import Leaving, State, fold
 from humigence_supervise.way_up import Promoting
 
 MULTI = Rung("multi_gpu", "all", Launcher.TORCHRUN)

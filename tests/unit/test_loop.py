@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from humigence_supervise.actions import Prepare
 from humigence_supervise.config import parse_settings
 from humigence_supervise.contract import EXIT_CONFIG, JOURNAL_FILE
 from humigence_supervise.domain import (
@@ -18,7 +19,7 @@ from humigence_supervise.domain import (
     RunPaths,
 )
 from humigence_supervise.effects import Effects
-from humigence_supervise.happenings import Diagnosed, Happening, NotLaunched, Prepare, Prepared
+from humigence_supervise.happenings import Diagnosed, Happening, NotLaunched, Prepared
 from humigence_supervise.journal import open_journal, read_journal
 from humigence_supervise.ladder import rungs
 from humigence_supervise.loop import Loop

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from humigence_supervise.actions import Action, Append, Consider, Prepare
 from humigence_supervise.budgets import Backoff, Policy
 from humigence_supervise.decisions import Stranger
 from humigence_supervise.domain import (
@@ -27,11 +28,8 @@ from humigence_supervise.domain import (
     Section,
 )
 from humigence_supervise.happenings import (
-    Action,
-    Append,
     Begin,
     CheckpointSeen,
-    Consider,
     Considered,
     Context,
     Diagnosed,
@@ -40,7 +38,6 @@ from humigence_supervise.happenings import (
     NoRoom,
     NotLaunched,
     NotPrepared,
-    Prepare,
     Prepared,
     ProgressMade,
     RankDied,
@@ -49,23 +46,21 @@ from humigence_supervise.happenings import (
     TreeGone,
 )
 from humigence_supervise.machine import step
-from humigence_supervise.records import Event
-from humigence_supervise.state import (
+from humigence_supervise.phases import (
     Clearing,
     Diagnosing,
     Ended,
     Launching,
-    Leaving,
-    Pace,
     Phase,
     Probing,
     Ready,
     Running,
-    State,
     Waiting,
     WaitingForRoom,
     Want,
 )
+from humigence_supervise.records import Event
+from humigence_supervise.state import Leaving, Pace, State
 from humigence_supervise.way_up import Promote, Promoting, worth_leaving
 
 RUNGS = (Rung("multi_gpu", "all", Launcher.TORCHRUN), Rung("single_gpu", 1, Launcher.PYTHON))

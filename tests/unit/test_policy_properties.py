@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from policy_play import MOST_DECISIONS, Between, Failure, Play
 
-from humigence_supervise import options
+from humigence_supervise import outcomes
 from humigence_supervise import policy as policy_module
 from humigence_supervise.budgets import Backoff, Policy
 from humigence_supervise.decisions import (
@@ -22,7 +22,7 @@ from humigence_supervise.decisions import (
 )
 from humigence_supervise.domain import Diagnosis, Holder, Kind, Remedy
 from humigence_supervise.moves import OVERRIDES, Move, row_of
-from humigence_supervise.standing import Standing
+from humigence_supervise.situation import Situation
 
 SEEDS = range(150)
 KINDS: tuple[Kind, ...] = tuple(kind for kind in Kind if kind is not Kind.HEALTHY)
@@ -140,7 +140,7 @@ def halves(micro_samples: int | None, _fits: int | None = None) -> Decision:
     return ShrinkMicroBatch("half", (micro_samples or 1) // 2)
 
 
-def begins_each_row_anew(policy: Policy, _: Standing, diagnosis: Diagnosis) -> tuple[Move, ...]:
+def begins_each_row_anew(policy: Policy, _: Situation, diagnosis: Diagnosis) -> tuple[Move, ...]:
     """Forget which moves were made."""
     return (*row_of(diagnosis, policy.overrides), Move.STOP)
 
@@ -150,7 +150,7 @@ def doubles_for_ever(backoff: Backoff, fruitless: int, chance: float, **_: float
     return 2 * (backoff.max_s + 1.0) * backoff.factor**fruitless + chance
 
 
-def never_lowest(_: Standing) -> bool:
+def never_lowest(_: Situation) -> bool:
     """Take every rung for one with another below it."""
     return False
 
@@ -158,8 +158,8 @@ def never_lowest(_: Standing) -> bool:
 @pytest.mark.parametrize(
     ("where", "name", "fault", "broken"),
     [
-        (Standing, "on_lowest_rung", property(never_lowest), wander),
-        (options, "_shrink", halves, wander),
+        (Situation, "on_lowest_rung", property(never_lowest), wander),
+        (outcomes, "_shrink", halves, wander),
         (Backoff, "delay_s", doubles_for_ever, wander),
         (policy_module, "_moves_left", begins_each_row_anew, repeat),
         (policy_module, "_moves_left", begins_each_row_anew, alternate),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from humigence_supervise.actions import Consider, Means, Prepare, Probe
 from humigence_supervise.config import parse_settings
 from humigence_supervise.contract import (
     EXIT_CONFIG,
@@ -21,23 +22,13 @@ from humigence_supervise.contract import (
 )
 from humigence_supervise.decisions import Stranger
 from humigence_supervise.domain import Accelerator, Gpu, RunPaths
-from humigence_supervise.happenings import (
-    Consider,
-    Considered,
-    Happening,
-    Means,
-    NoRoom,
-    NotPrepared,
-    Prepare,
-    Prepared,
-    Probe,
-)
+from humigence_supervise.happenings import Considered, Happening, NoRoom, NotPrepared, Prepared
 from humigence_supervise.ladder import rungs
 from humigence_supervise.observe.host_facts import START_FILE, note_start
+from humigence_supervise.phases import Want
 from humigence_supervise.plan_file import public_plan
 from humigence_supervise.preparing import Preparation
 from humigence_supervise.run import Run
-from humigence_supervise.state import Want
 from humigence_supervise.way_up import Promote
 
 UUIDS = tuple(f"GPU-{n}1111111-2222-3333-4444-555555555555" for n in range(3))

@@ -10,23 +10,18 @@ import pytest
 from humigence_supervise import state as state_module
 from humigence_supervise.decisions import Incident, Stranger
 from humigence_supervise.domain import Holder, Kind
-from humigence_supervise.records import Event, Json, Level, Record
-from humigence_supervise.state import (
+from humigence_supervise.phases import (
     Ended,
     Launching,
-    Leaving,
     Probing,
-    Promotion,
     Ready,
     Running,
-    State,
-    StateError,
     Waiting,
     WaitingForRoom,
     Want,
-    apply,
-    fold,
 )
+from humigence_supervise.records import Event, Json, Level, Record
+from humigence_supervise.state import Leaving, Promotion, State, StateError, apply, fold
 
 OLD_DECISION: dict[str, Json] = {
     "decision": "StepDown",

@@ -8,20 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from humigence_supervise.actions import Append
 from humigence_supervise.aftermath import judge
 from humigence_supervise.budgets import Policy
 from humigence_supervise.domain import Diagnosis, Kind, Rung
-from humigence_supervise.happenings import Append, Context, Diagnosed
+from humigence_supervise.happenings import Context, Diagnosed
 from humigence_supervise.history import text
+from humigence_supervise.phases import Diagnosing, Ended, Waiting, WaitingForRoom
 from humigence_supervise.records import Json, Record
-from humigence_supervise.state import (
-    Diagnosing,
-    Ended,
-    State,
-    Waiting,
-    WaitingForRoom,
-    fold,
-)
+from humigence_supervise.state import State, fold
 from humigence_supervise.way_up import Promoting
 
 CHANCE: Final = 0.5

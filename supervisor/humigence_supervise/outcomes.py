@@ -17,14 +17,14 @@ from humigence_supervise.decisions import (
 )
 from humigence_supervise.domain import Diagnosis, Kind
 from humigence_supervise.moves import MOVES, Move, row_of
-from humigence_supervise.standing import Standing, is_repeated
+from humigence_supervise.situation import Situation, is_repeated
 
 LONG_WAIT_S: Final = 30.0
 """First delay before a retry after what takes minutes to pass, such as a service that is down."""
 
 
 def decision_of(
-    move: Move, policy: Policy, standing: Standing, diagnosis: Diagnosis
+    move: Move, policy: Policy, standing: Situation, diagnosis: Diagnosis
 ) -> Decision | None:
     """Return the decision a move makes here, or None where it is impossible."""
     now, kind = standing.now, diagnosis.kind.value
@@ -70,7 +70,7 @@ def decision_of(
             assert_never(move)
 
 
-def _skip_rung(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision | None:
+def _skip_rung(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> Decision | None:
     """Leave the rung; None where that is no way out, so that the run ends."""
     if Move.DOWN not in row_of(diagnosis, policy.overrides) or standing.on_lowest_rung:
         return None
@@ -107,7 +107,7 @@ def _why_down(diagnosis: Diagnosis) -> str:
     return f"{kind} on this rung: the next lower one does without what failed."
 
 
-def _older(standing: Standing) -> Decision | None:
+def _older(standing: Situation) -> Decision | None:
     """Leave out the newest checkpoint, which may carry the fault, or the one that was resumed from.
 
     The latter where nothing newer was saved, or where leaving out the newest did not help.
@@ -123,13 +123,13 @@ def _older(standing: Standing) -> Decision | None:
     )
 
 
-def _wait(why: str, policy: Policy, standing: Standing) -> Retry:
+def _wait(why: str, policy: Policy, standing: Situation) -> Retry:
     fruitless = len(fruitless_before(standing.incidents))
     delay_s = policy.backoff.delay_s(fruitless, standing.chance, at_least_s=LONG_WAIT_S)
     return Retry(f"{why}: the same rung again in {delay_s:.0f} s.", delay_s)
 
 
-def _wait_for_space(policy: Policy, standing: Standing) -> Decision:
+def _wait_for_space(policy: Policy, standing: Situation) -> Decision:
     if standing.free_mib is None:
         return _wait("How full the disk of the checkpoints is, nothing tells", policy, standing)
     if standing.free_mib >= standing.need_mib:
@@ -141,7 +141,7 @@ def _wait_for_space(policy: Policy, standing: Standing) -> Decision:
     )
 
 
-def _wait_for_memory(policy: Policy, standing: Standing, diagnosis: Diagnosis) -> Decision:
+def _wait_for_memory(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> Decision:
     reading = diagnosis.memory
     held_mib = None if reading is None or reading.held_mib is None else int(reading.held_mib)
     patience_s = policy.backoff.max_s

@@ -9,7 +9,7 @@ from humigence_supervise.decisions import Incident
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Situation:
     """Where the run stands when an attempt has ended.
 
     `incidents` are all failed attempts in order, the one being judged last. `micro_samples` is
@@ -42,6 +42,6 @@ class Standing:
         return self.now.rung_index + 1 >= self.rung_count
 
 
-def is_repeated(policy: Policy, standing: Standing) -> bool:
+def is_repeated(policy: Policy, standing: Situation) -> bool:
     """Say whether a failure is known to come back on this rung: the same one at the same step."""
     return is_deterministic(standing.incidents) and not is_patient(policy, standing.now)
