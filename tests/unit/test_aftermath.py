@@ -271,12 +271,12 @@ def test_a_bad_checkpoint_is_not_used_also_after_a_crash() -> None:
     """Until the next plan, which was made without it, the journal alone remembers it."""
     state, line, actions = after(RUN, failed(Kind.CHECKPOINT_CORRUPT))
     assert line == "diagnosis.made decision.made Prepare"
-    assert wish(actions).bad_step == 10
+    assert wish(actions).bad_step == 20
     again, line, actions = after(fold(records(actions), RUN), Begin({"run_id": "r"}))
     assert (again, line) == (state, "run.adopted Prepare")
-    assert wish(actions).bad_step == 10
-    planned, _, _ = after(again, Prepared(plan(4, 5)))
-    assert (planned.bad_step, planned.first_step) == (None, 5)
+    assert wish(actions).bad_step == 20
+    planned, _, _ = after(again, Prepared(plan(4, 10)))
+    assert (planned.bad_step, planned.first_step) == (None, 10)
     assert prepare(planned, context()).bad_step is None
 
 
@@ -284,7 +284,7 @@ def test_a_bad_checkpoint_is_remembered_through_a_wait() -> None:
     """There was no room for the attempt without it."""
     state, _, _ = after(RUN, failed(Kind.CHECKPOINT_CORRUPT))
     waiting, _, _ = after(state, NotPrepared("No answer.", exit_code=75))
-    assert wish(after(replace(waiting, phase=Waiting(NOW_S, 1.0)), Tick())[2]).bad_step == 10
+    assert wish(after(replace(waiting, phase=Waiting(NOW_S, 1.0)), Tick())[2]).bad_step == 20
 
 
 def test_another_failure_leaves_no_checkpoint_out() -> None:
@@ -413,8 +413,10 @@ def test_what_a_probe_leads_to(
     state, line, actions = after(probing, event)
     assert (line, state.rung_index) == (expected, rung_index)
     tried = records(actions)[0]
-    assert tried.facts["passed"] is (event is PASSED)
-    assert ("It said: 2" in tried.message) is (event is FAILED)
+    assert tried.facts["passed"] is (event is PASSED and stop is None)
+    assert ("It said: 2" in tried.message) is (event is FAILED and stop is None)
+    # A probe that a stop ended is no failed try to go back up.
+    assert state.promotions[-1].probed is (stop is None)
     if stop is not None:
         assert state.phase == Ended(Event.RUN_STOPPED, stop)
     elif rung_index == 0:
