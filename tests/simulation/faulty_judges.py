@@ -7,7 +7,7 @@ from dataclasses import replace
 from simulation import journal, trainer
 from simulation.planting import Patch, caught_by
 
-from humigence_supervise import aftermath, ladder, moves, policy, standing, state
+from humigence_supervise import aftermath, ladder, moves, policy, situation, state
 from humigence_supervise.domain import Batch, Kind
 from humigence_supervise.moves import Move
 from humigence_supervise.records import Event, Record
@@ -29,7 +29,7 @@ def forgets_the_stop_when_it_dies(patch: Patch) -> None:
 @caught_by("nothing_deterministic_is_retried")
 def never_learns(patch: Patch) -> None:
     """The same failure at the same step is tried for ever."""
-    patch.setattr(standing, "is_deterministic", lambda _incidents: False)
+    patch.setattr(situation, "is_deterministic", lambda _incidents: False)
 
 
 @caught_by("the_state_is_the_fold")
@@ -76,7 +76,7 @@ def gives_up_too_soon(patch: Patch) -> None:
 def does_not_count(patch: Patch) -> None:
     """Attempts without progress cost nothing, and the table is as patient as can be."""
     patch.setattr(policy, "spent", lambda *_: "")
-    patch.setattr(standing, "is_deterministic", lambda _incidents: False)
+    patch.setattr(situation, "is_deterministic", lambda _incidents: False)
     patch.setitem(moves.MOVES, Kind.UNKNOWN, (*(Move.RETRY,) * 16, Move.STOP))
 
 

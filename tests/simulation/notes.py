@@ -38,6 +38,7 @@ class Failure:
     known: bool
     in_period: int
     hardware: bool
+    gpu: str
 
 
 @dataclass(slots=True)
@@ -200,8 +201,9 @@ class Notes:
             self.fruitless = 0
         if not further and not patient:
             self.fruitless += 1
+        gpu = str(facts.get("gpu")) if kind == Kind.GPU_FAULT else ""  # another is another failure
         known = any(
-            (one.kind, one.fingerprint, one.last_step) == (kind, fingerprint, last)
+            (one.kind, one.fingerprint, one.last_step, one.gpu) == (kind, fingerprint, last, gpu)
             for one in self.failures
         )
         period_s = settings_of(world.setup).policy.max_attempts.period_s
@@ -226,6 +228,7 @@ class Notes:
                 known,
                 recent + (not patient),
                 hardware,
+                gpu,
             )
         )
         self.defragmented |= bool(facts.get("defragment"))

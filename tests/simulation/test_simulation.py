@@ -39,7 +39,7 @@ def broken(seeds: Iterable[int], seen: set[str] | None = None) -> list[str]:
         try:
             told = history(seed)
         except AssertionError as error:
-            found.append("\n".join((str(error), *error.__notes__)))
+            found.append("\n".join((f"seed {seed}: {error}", *error.__notes__)))
             continue
         if seen is not None:
             seen.update(one.event.value for one in told.events())
@@ -65,7 +65,7 @@ def test_a_hundred_thousand_histories_keep_every_rule() -> None:
     batches = [range(first, first + BATCH) for first in range(QUICK, QUICK + MANY, BATCH)]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         found = [text for texts in pool.imap_unordered(broken, batches) for text in texts]
-    assert not found, found[0]
+    assert not found, "\n".join((*(text.splitlines()[0][:200] for text in found), found[0]))
 
 
 # --- stories -------------------------------------------------------------------------------------
