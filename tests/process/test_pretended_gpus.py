@@ -16,6 +16,7 @@ from support import eventually, pids_marked
 
 from humigence_supervise.contract import EXIT_CONFIG
 from humigence_supervise.journal import read_journal
+from humigence_supervise.observe import shm_segments
 from humigence_supervise.records import Event, Record
 
 UUIDS = tuple(f"GPU-{n}1111111-2222-3333-4444-555555555555" for n in range(2))
@@ -69,6 +70,22 @@ if os.environ["HUMIGENCE_ATTEMPT"] != "1":
 while not (run_dir / "go").exists():
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+SEGMENT_WORKER = """
+import os, pathlib, signal, sys, time
+attempt = os.environ["HUMIGENCE_ATTEMPT"]
+segments = [pathlib.Path("/dev/shm") / name for name in ("%MINE%", "%SHARED%")]
+if attempt == "1":
+    for segment, mode in zip(segments, (0o600, 0o644)):
+        segment.touch()
+        segment.chmod(mode)
+if attempt == "%WAITS%":
+    while time.time() - segments[1].stat().st_ctime < 1.2:
+        time.sleep(0.05)
+if attempt == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -246,3 +263,39 @@ def test_memory_of_the_dead_is_waited_for(box: Box) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 0, [one.event.value for one in box.events()]
     assert len(events(Event.ATTEMPT_STARTED)) == 2
+
+
+@pytest.fixture
+def segments() -> Iterator[tuple[Path, Path]]:
+    """Give two names of segments as NCCL calls them; whatever a test does, they are gone then."""
+    mark = uuid.uuid4().hex[:8]
+    names = (Path(f"/dev/shm/nccl-test-{mark}a"), Path(f"/dev/shm/nccl-test-{mark}b"))
+    yield names
+    for name in names:
+        name.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("waits", [1, 2])
+def test_segments_of_a_killed_attempt_are_removed_and_told(
+    box: Box, segments: tuple[Path, Path], waits: int
+) -> None:
+    """Nobody uses it: it goes with the tree, or with the next one where it was a moment old.
+
+    What is open to other users stays.
+    """
+    if shm_segments._others_are_hidden():  # noqa: SLF001 - then nothing is removed
+        pytest.skip("/dev/shm is the host's, whose processes cannot be seen from here")
+    mine, shared = segments
+    box.holds(0)
+    script = SEGMENT_WORKER.replace("%MINE%", mine.name).replace("%SHARED%", shared.name)
+    process = box.start(script.replace("%WAITS%", str(waits)))
+    process.communicate(timeout=60)
+    assert process.returncode == 0, [one.event.value for one in box.events()]
+    cleared = [one for one in box.events() if one.event is Event.TREE_CLEARED]
+    removed = [one for one in cleared if one.facts.get("shm_removed")]
+    assert [one.facts["shm_removed"] for one in removed] == [[mine.name]]
+    assert "1 segments that its NCCL left in /dev/shm were removed" in removed[0].message
+    if waits == 1:
+        assert removed == cleared[:1]
+    assert not mine.exists()
+    assert shared.exists()

@@ -360,6 +360,8 @@ def happen(world: World, event: Happening, stepper: Stepper) -> World:
     debt = world.owed if isinstance(event, StopRequested) else None
     world = perform(world, actions, after)
     world = world if debt is None or world.owed is not None else replace(world, owed=debt)
+    waits = isinstance(after.phase, Waiting | WaitingForRoom | Ended)
+    check(world.alive or world.owed is not None or waits, "nothing will ever happen again")
     # A probe has an end of its own, and a stop that its supervisor did not survive waits for it.
     if world.alive and world.owed is None and not isinstance(after.phase, Probing):
         to_end = after.stop is not None or after.leaving is not None
@@ -456,21 +458,13 @@ OF_OTHERS = {Event.HANG_SUSPECTED, Event.NOTIFY_SENT}
 
 
 def test_every_path_keeps_the_invariants() -> None:
-    """One attempt at most, journal before act, no launch after a stop, ended is final."""
+    """One attempt at most, journal before act, no launch after a stop, no wedge, one end."""
     started_s = time.process_time()
     walked = walk(step)
     assert walked.events == set(Event) - OF_OTHERS
     assert walked.decisions == DECISIONS
     assert len(walked.worlds) > 10_000
     assert time.process_time() - started_s < 40
-
-
-def test_a_run_can_always_go_on() -> None:
-    """In every world that has not ended something may still change the state: no wedge."""
-    for key, world in walk(step, DEPTH - 2).worlds.items():
-        if not isinstance(world.state.phase, Ended):
-            nexts = {happen(world, event, step).key() for event in answers(world)}
-            assert nexts - {key}, world.state
 
 
 def _without_plan(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
@@ -547,6 +541,15 @@ def _after_the_stop(forgotten: type[Considered | TreeGone]) -> Stepper:
     return fault
 
 
+def _deaf_to(unheard: type[Happening]) -> Stepper:
+    """Return a machine that does nothing when this happens."""
+
+    def fault(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
+        return (state, ()) if isinstance(event, unheard) else step(state, event, ctx)
+
+    return fault
+
+
 def _careless(state: State, event: Happening, ctx: Context) -> tuple[State, tuple[Action, ...]]:
     after, actions = step(state, event, ctx)
     return after, tuple(
@@ -577,6 +580,12 @@ def _stubborn(state: State, event: Happening, ctx: Context) -> tuple[State, tupl
         (_asks_once, "is not asked to"),
         (_after_the_stop(Considered), "left after a stop"),
         (_after_the_stop(TreeGone), "prepared after a stop"),
+        (_deaf_to(Prepared), "ever happen again"),
+        (_deaf_to(NotPrepared), "ever happen again"),
+        (_deaf_to(NoRoom), "ever happen again"),
+        (_deaf_to(NotLaunched), "ever happen again"),
+        (_deaf_to(TreeGone), "ever happen again"),
+        (_deaf_to(Diagnosed), "ever happen again"),
         (_careless, "is excluded is left out"),
         (_stubborn, "checkpoint is forgotten"),
     ],
