@@ -143,8 +143,8 @@ class Notes:
                 self.wait = None
             case Event.PROMOTION_STARTED:
                 self.probes_said.add(attempt)
-            case Event.PROMOTION_TRIED:
                 self.promotions += 1
+            case Event.PROMOTION_TRIED:
                 passed = record.facts["passed"] is True
                 self.probe_passed_of = int(str(record.facts["rung_index"])) if passed else None
             case Event.ATTEMPT_LEAVING:

@@ -99,8 +99,8 @@ def lower_rungs_come_before_the_end(world: World, record: Record) -> bool:
 
 
 def promotions_are_few(world: World, record: Record) -> bool:
-    """No more tries to go up than the configuration allows."""
-    if record.event not in (Event.PROMOTION_STARTED, Event.PROMOTION_TRIED):
+    """No more healthy attempts are left for a higher rung than the configuration allows."""
+    if record.event is not Event.PROMOTION_STARTED:
         return True
     return world.notes.promotions <= settings_of(world.setup).promote.max_promotions
 
