@@ -43,7 +43,8 @@ def prepared(world: World, wanted: Prepare) -> Happening:
     if plan.gpus and (full := _no_memory(world, wanted, plan)):
         return NoRoom(Want.GPU_MEMORY, full)
     if wanted.bad_step is not None:
-        put_aside(world, wanted.bad_step)
+        for step in [one for one in world.shelf.steps if one >= wanted.bad_step]:
+            put_aside(world, step)
     chosen, refused = _newest_good(world, wanted.bad_step)
     if chosen is None and (refused or wanted.checkpoint_step > 0):
         return NotPrepared("no checkpoint is left", exit_code=contract.EXIT_HOPELESS)
@@ -94,7 +95,9 @@ def _newest_good(
     world: World, bad_step: int | None
 ) -> tuple[Checkpoint | None, tuple[Refused, ...]]:
     refused = []
-    for step in sorted(world.shelf.steps.keys() - {bad_step}, reverse=True):
+    for step in sorted(world.shelf.steps, reverse=True):
+        if bad_step is not None and step >= bad_step:
+            continue
         checkpoint, health = world.shelf.checkpoint(step), world.shelf.steps[step]
         if health not in REFUSED:
             return checkpoint, tuple(refused)

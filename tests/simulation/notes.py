@@ -118,6 +118,7 @@ class Notes:
         self.alike = self.alike + 1 if last is not None and _alike(last, plan) else 0
         self.last_plan = plan
         self.wait_wall_until_s = None
+        self.blamed = None
         if plan.batch is not None:
             self.global_batch = plan.batch.global_samples
 
@@ -185,7 +186,7 @@ class Notes:
         self.blamed = None
         if decision == "UseOlderCheckpoint":
             loaded = kind == Kind.CHECKPOINT_CORRUPT
-            self.blamed = int(str(facts["first_step" if loaded else "checkpoint_step"]))
+            self.blamed = int(str(facts["first_step" if loaded else "bad_step"]))
         hardware = kind == Kind.GPU_FAULT and self.last_confidence == "certain"
         if hardware and facts.get("gpu"):
             self.excluded.add(str(facts["gpu"]))

@@ -79,13 +79,13 @@ def the_global_batch_stays(world: World, plan: LaunchPlan) -> bool:
 def the_newest_good_checkpoint_is_used(world: World, plan: LaunchPlan) -> bool:
     """An attempt begins at the newest checkpoint that can be used, and at no other."""
     source = plan.resume_from
-    return (source.step if source else 0) == world.shelf.newest_good(but=world.notes.blamed)
+    return (source.step if source else 0) == world.shelf.newest_good(below=world.notes.blamed)
 
 
 def no_blamed_checkpoint_is_used(world: World, plan: LaunchPlan) -> bool:
     """A checkpoint that a worker could not use is not given to the next one."""
-    source = plan.resume_from
-    return source is None or source.step != world.notes.blamed
+    source, blamed = plan.resume_from, world.notes.blamed
+    return source is None or blamed is None or source.step < blamed
 
 
 def a_wait_is_waited(world: World, plan: LaunchPlan) -> bool:
@@ -160,7 +160,9 @@ def evidence_is_of_the_dead(world: World, state: State) -> bool:
 
 def only_bad_checkpoints_go(world: World, step: int) -> bool:
     """No good checkpoint is put aside, but one that training is told to have gone wrong in."""
-    return world.shelf.steps[step] is not Health.GOOD or step == world.notes.blamed
+    blamed = world.notes.blamed
+    told = blamed is not None and step >= blamed
+    return told or world.shelf.steps[step] is not Health.GOOD
 
 
 AT_LAUNCH = (

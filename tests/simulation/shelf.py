@@ -53,10 +53,10 @@ class Shelf:
         """Move a checkpoint out of the way."""
         self.aside.append((step, self.steps.pop(step)))
 
-    def newest_good(self, but: int | None = None) -> int:
+    def newest_good(self, below: int | None = None) -> int:
         """Return the newest step to resume at as far as its bytes tell, 0 for none."""
         good = (one for one, health in self.steps.items() if health not in REFUSED)
-        return max((one for one in good if one != but), default=0)
+        return max((one for one in good if below is None or one < below), default=0)
 
     def newest_whole(self) -> int:
         """Return the newest step that looks whole at a glance, 0 for none."""
