@@ -38,6 +38,7 @@ from humigence_supervise.happenings import (
     Context,
     Diagnosed,
     Happening,
+    NotLaunched,
     NotPrepared,
     Prepared,
     Tick,
@@ -391,37 +392,48 @@ DOWN = replace(RUN, rung_index=1)
 UP = Leaving(rung_index=0)
 PASSED = TreeGone("The launcher exited with code 0.", 0.0, {"launcher_code": 0})
 FAILED = TreeGone("The launcher exited with code 1.", 0.0, {"launcher_code": 1, "probe_said": "2"})
+SILENT = TreeGone("The launcher exited with code 1.", 0.0, {"launcher_code": 1})
 GONE = TreeGone("The keeper ended before its work was done.", 0.0)
+NOT_BEGUN = NotLaunched("The probe could not be started.")
 
 
 @pytest.mark.parametrize(
-    ("event", "stop", "expected", "rung_index"),
+    ("event", "says"),
     [
-        (PASSED, None, "promotion.tried decision.made rung.changed Prepare", 0),
-        (FAILED, None, "promotion.tried Prepare", 1),
-        (GONE, None, "promotion.tried Prepare", 1),
-        (PASSED, 143, "promotion.tried run.stopped", 1),
-        (FAILED, 143, "promotion.tried run.stopped", 1),
-        (GONE, 143, "promotion.tried run.stopped", 1),
+        (PASSED, "The probe of multi_gpu passed."),
+        (FAILED, "its probe failed. The launcher exited with code 1. It said: 2"),
+        (SILENT, "It said: nothing"),
+        (GONE, "It said: nothing"),
+        (NOT_BEGUN, "could not be started"),
     ],
 )
-def test_what_a_probe_leads_to(
-    event: TreeGone, stop: int | None, expected: str, rung_index: int
-) -> None:
+@pytest.mark.parametrize("stop", [None, 143])
+def test_what_a_probe_leads_to(event: TreeGone | NotLaunched, says: str, stop: int | None) -> None:
     """Up, or on where it was; a stop is obeyed whatever the probe found."""
+    passed = event is PASSED and stop is None
     probing = replace(DOWN, phase=Probing(0, NOW_S + 50.0, 50.0), stop=stop)
     state, line, actions = after(probing, event)
-    assert (line, state.rung_index) == (expected, rung_index)
     tried = records(actions)[0]
-    assert tried.facts["passed"] is (event is PASSED and stop is None)
-    assert ("It said: 2" in tried.message) is (event is FAILED and stop is None)
-    if stop is not None or event is not GONE:
-        # What a stop ended is no failed try to go back up.
-        assert state.promotions[-1].probed is (stop is None)
+    assert tried.facts["passed"] is passed
+    assert state.rung_index == (0 if passed else 1)
     if stop is not None:
+        assert line == "promotion.tried run.stopped"
         assert state.phase == Ended(Event.RUN_STOPPED, stop)
-    elif rung_index == 0:
-        assert wish(actions).means.rung_index == 0
+        # What a stop ended is no failed try to go back up.
+        assert not state.promotions[-1].probed
+        assert "a stop was asked for" in tried.message
+        return
+    up = "promotion.tried decision.made rung.changed Prepare"
+    assert line == (up if passed else "promotion.tried Prepare")
+    assert wish(actions).means.rung_index == state.rung_index
+    assert says in tried.message
+
+
+@pytest.mark.parametrize("event", [PASSED, FAILED])
+def test_a_probe_that_was_made_counts(event: TreeGone) -> None:
+    """At most so many are made, whether they passed or not."""
+    probing = replace(DOWN, phase=Probing(0, NOW_S + 50.0, 50.0))
+    assert after(probing, event)[0].promotions[-1].probed
 
 
 def test_a_ladder_that_became_shorter_while_an_attempt_was_left() -> None:

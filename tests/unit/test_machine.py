@@ -35,12 +35,15 @@ from humigence_supervise.happenings import (
     Diagnosed,
     Happening,
     Launched,
+    LogSampled,
     NoRoom,
     NotLaunched,
     NotPrepared,
     Prepared,
     ProgressMade,
     RankDied,
+    Refused,
+    SignatureSeen,
     StopRequested,
     Tick,
     TreeGone,
@@ -331,6 +334,19 @@ def test_what_was_waited_for_is_there() -> None:
     assert done(waiting, Prepared(plan())) == "backoff.ended attempt.planned Launch"
 
 
+@pytest.mark.parametrize(
+    ("damaged", "expected"),
+    [
+        (True, "checkpoint.refused Quarantine attempt.planned Launch"),
+        (False, "checkpoint.refused attempt.planned Launch"),
+    ],
+)
+def test_a_refused_checkpoint_is_moved_where_it_is_damaged(expected: str, *, damaged: bool) -> None:
+    """It may be whole on a disk that does not answer: then it stays where it is."""
+    refused = Refused(Path("/c/step-00000025"), "Torn.", damaged)
+    assert done(replace(RUNNING, phase=Ready()), Prepared(plan(), (refused,))) == expected
+
+
 # --- the way up ----------------------------------------------------------------------------------
 
 SHRUNK = replace(RUNNING, rung_index=0, micro_samples=4, larger_micro=8, quiet_checkpoints=1)
@@ -460,6 +476,19 @@ def test_progress_is_thinned() -> None:
     told, _ = step(RUNNING, progress(None), context())
     assert done(told, progress(None), NOW_S + 9.0) == ""
     assert done(told, progress(None), NOW_S + 10.0) == "attempt.progress"
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (SignatureSeen({"signature": "x"}, "Seen."), "signature.matched"),
+        (LogSampled(0, "ranks/0/stderr.log", 1 << 30), "log.sampled"),
+    ],
+)
+def test_what_the_logs_tell_is_journaled_while_it_trains(event: Happening, expected: str) -> None:
+    """It ends nothing: only an end is diagnosed."""
+    assert done(RUNNING, event) == expected
+    assert done(replace(RUNNING, phase=Diagnosing()), event) == ""
 
 
 # --- GPUs that are allowed again -----------------------------------------------------------------
