@@ -445,13 +445,14 @@ def test_a_ladder_that_became_shorter_while_an_attempt_was_left() -> None:
     assert (state.phase, wish(actions).means.rung_index) == (Ready(), 1)
 
 
-@pytest.mark.parametrize("event", [PASSED, FAILED])
-def test_a_ladder_that_became_shorter_while_a_rung_was_probed(event: TreeGone) -> None:
+@pytest.mark.parametrize(("event", "says"), [(PASSED, "shorter"), (FAILED, "It said: 2")])
+def test_a_ladder_that_became_shorter_while_a_rung_was_probed(event: TreeGone, says: str) -> None:
     """A probe of a rung that is no more leads nowhere, whatever it found."""
     probing = replace(DOWN, phase=Probing(2, NOW_S + 50.0, 50.0))
     state, line, actions = after(probing, event)
     assert line == "promotion.tried Prepare"
     assert records(actions)[0].facts["passed"] is False
+    assert says in records(actions)[0].message
     assert (state.phase, wish(actions).means.rung_index) == (Ready(), 1)
 
 
@@ -467,6 +468,23 @@ def test_a_rung_in_between_is_a_rung() -> None:
 
 
 # --- micro-batches -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "smaller", "larger"), [(None, 4, 8), (8, 4, 8), (4, 2, 4), (1, None, None)]
+)
+def test_a_micro_batch_shrinks_from_what_it_is(
+    before: int | None, smaller: int | None, larger: int | None
+) -> None:
+    """From the configured one, or from the one that was reduced before, down to 1 sample."""
+    event = failed(Kind.CUDA_OOM, memory=OomReading(Holder.WORKLOAD))
+    state, line, actions = after(replace(RUN, rung_index=1, micro_samples=before), event)
+    if smaller is None:
+        assert line == "diagnosis.made decision.made run.failed"
+    else:
+        assert line == "diagnosis.made decision.made Prepare"
+        assert wish(actions).means.micro_samples == smaller
+        assert (state.larger_micro, state.grown) == (larger, False)
 
 
 def test_a_growth_that_does_not_fit_goes_back_on_the_same_rung() -> None:
