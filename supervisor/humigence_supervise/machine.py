@@ -160,14 +160,7 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             asked_to_end = state.stop is not None or state.leaving is not None
             return (started, Terminate()) if asked_to_end else (started,)
         case ProgressMade():
-            strict = state.resumed or context.counts_from_scratch
-            if strict and (how := resumed_wrongly(state.first_step, event.began)):
-                wrong = entries.resumed_wrongly(state, context, how, event.began)
-                over = entries.exited(state, context, "It resumed at the wrong step: ended.")
-                return (Append(wrong), Append(over), Clear())
-            if state.pace is not None and context.now_s - state.pace.at_s < PROGRESS_EVERY_S:
-                return ()
-            return (Append(entries.progressed(state, context, event.progress)),)
+            return _progressed(state, event, context)
         case CheckpointSeen():
             if event.checkpoint.step <= state.checkpoint_step:
                 return ()
@@ -185,6 +178,9 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             return (Append(entries.rank_died(state, context, event.exit)), Clear())
         case TreeGone():
             return _gone(state, event, context)
+        case NotLaunched():  # its folder is gone as well
+            lost = TreeGone(f"Nothing is left of the attempt: {event.reason}", 0.0)
+            return _gone(state, lost, context)
         case StopRequested():
             if state.stop is None and not event.now:
                 return (Append(resolutions.stopping(state, context, event)), Terminate())
@@ -279,6 +275,8 @@ def _probing(state: State, phase: Probing, event: Happening, context: Context) -
     match event:
         case Begin():
             return (*_taken_over(state, event)[0], Recover(state.attempt))
+        case Launched() if state.stop is not None:
+            return (Clear(),)
         case TreeGone():
             said = str(event.facts.get("probe_said") or "nothing")
             passed = event.facts.get("launcher_code") == 0
@@ -329,6 +327,18 @@ def _readmitted(state: State, event: Begin) -> tuple[Append, ...]:
 def _patience_s(room: NoRoom, context: Context) -> float | None:
     """Return how long GPU memory is waited for; space on the disk is waited for without end."""
     return None if room.want is Want.DISK else context.policy.backoff.max_s
+
+
+def _progressed(state: State, event: ProgressMade, context: Context) -> Actions:
+    """A step is done: journaled now and then; the end of one that begins at the wrong step."""
+    strict = state.resumed or context.counts_from_scratch
+    if strict and (how := resumed_wrongly(state.first_step, event.began)):
+        wrong = entries.resumed_wrongly(state, context, how, event.began)
+        over = entries.exited(state, context, "It resumed at the wrong step: ended.")
+        return (Append(wrong), Append(over), Clear())
+    if state.pace is not None and context.now_s - state.pace.at_s < PROGRESS_EVERY_S:
+        return ()
+    return (Append(entries.progressed(state, context, event.progress)),)
 
 
 def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions:

@@ -20,7 +20,7 @@ from humigence_supervise.domain import Kind
 from humigence_supervise.happenings import StopRequested
 from humigence_supervise.records import Event
 
-QUICK = 1_000
+QUICK = 3_000
 MANY = 100_000
 BATCH = 500
 NOT_SIMULATED = {"log.sampled", "hang.suspected", "notify.sent"}

@@ -181,6 +181,9 @@ def test_an_adopted_attempt_is_asked_again_to_end(*, stop: bool, leaving: bool) 
         # The tree is being cleared whatever else was asked for.
         (Clearing(), False, "Clear"),
         (Clearing(), True, "Clear"),
+        # A probe goes on under the next supervisor, unless nobody wants it any more.
+        (Probing(0, NOW_S + 50, 50), False, ""),
+        (Probing(0, NOW_S + 50, 50), True, "Clear"),
     ],
 )
 def test_an_attempt_that_is_there_when_it_should_end_is_ended(
@@ -570,6 +573,7 @@ def test_where_a_run_goes_on(event: Event, rung_index: int, micro: int | None) -
         (Launching(), NotLaunched("No keeper."), "attempt.exited tree.cleared Gather"),
         (Launching(), TreeGone("Gone.", 0.0), "attempt.exited tree.cleared Gather"),
         (Running(), TreeGone("Gone.", 0.0), "attempt.exited tree.cleared Gather"),
+        (Running(), NotLaunched("No folder."), "attempt.exited tree.cleared Gather"),
         (Clearing(), NotLaunched("No keeper."), "tree.cleared Gather"),
         (Clearing(), TreeGone("Gone.", 0.0), "tree.cleared Gather"),
     ],

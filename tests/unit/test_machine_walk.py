@@ -233,8 +233,7 @@ def answers_owed(world: World, owed: Action) -> Iterator[Happening]:
             if world.alive:
                 yield Launched(ProcessId(1, 1), 1, adopted=True)
             yield TreeGone("gone", 0.0)
-            if not isinstance(world.state.phase, Running):  # there its keeper left a file
-                yield NotLaunched("never started")
+            yield NotLaunched("never started, or its folder is gone")
         case Gather():
             for one in DIAGNOSES:
                 yield diagnosed(one, world.state, progress=0)
