@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterable
 from typing import get_args
 
 import pytest
+from simulation.batches import broken, decisions, history
 from simulation.faults import FOR_EVER, Ending, Fault
 from simulation.histories import Told, play
 from simulation.setups import Setup
 from simulation.shelf import Health
-from simulation.troubles import operator_of, world_of
 from simulation.world import World
 
 from humigence_supervise.decisions import Decision
@@ -25,26 +24,6 @@ MANY = 100_000
 BATCH = 500
 NOT_SIMULATED = {"log.sampled", "hang.suspected", "notify.sent"}
 """What no history can tell of; everything else happens in some of the first ones."""
-
-
-def history(seed: int) -> Told:
-    """Play the history of a seed; every fourth with a journal that is really written."""
-    return play(world_of(seed), seed, persisted=seed % 4 == 0, operator=operator_of(seed))
-
-
-def broken(seeds: Iterable[int], seen: set[str] | None = None) -> list[str]:
-    """Play histories; return what broke, with seed and journal. What happened is put in `seen`."""
-    found = []
-    for seed in seeds:
-        try:
-            told = history(seed)
-        except AssertionError as error:
-            found.append("\n".join((f"seed {seed}: {error}", *error.__notes__)))
-            continue
-        if seen is not None:
-            seen.update(one.event.value for one in told.events())
-            seen.update(decisions(told))
-    return found
 
 
 def test_random_histories_keep_every_rule(only_seed: int | None) -> None:
@@ -74,11 +53,6 @@ def test_a_hundred_thousand_histories_keep_every_rule() -> None:
 def names(told: Told) -> list[str]:
     """Return the rungs of the attempts, in order."""
     return [str(one.rung) for one in told.events(Event.ATTEMPT_PLANNED)]
-
-
-def decisions(told: Told) -> list[str]:
-    """Return what was decided, in order."""
-    return [str(one.facts["decision"]) for one in told.events(Event.DECISION_MADE)]
 
 
 def nccl_fails_once() -> World:
