@@ -114,7 +114,10 @@ def _older(standing: Situation) -> Decision | None:
     """
     now = standing.now
     again = any(one.kind is now.kind for one in fruitless_before(standing.incidents))
-    newer = now.checkpoint_step > now.first_step and not (again and now.first_step > 0)
+    trained = now.last_step > now.first_step  # else what was loaded is to blame
+    newer = now.checkpoint_step > now.first_step and (
+        now.first_step == 0 or (trained and not again)
+    )
     bad_step = now.checkpoint_step if newer else now.first_step
     if bad_step <= 0:
         return None

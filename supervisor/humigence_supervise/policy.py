@@ -96,7 +96,14 @@ def _moves_left(policy: Policy, standing: Situation, diagnosis: Diagnosis) -> tu
         for one in fruitless_before(standing.incidents)
         if (one.kind, one.holder, one.rung_index) == (now.kind, now.holder, now.rung_index)
     )
-    return (*moves[used:], Move.STOP)
+    # A rung is left each time it fails for good, whatever was tried on it before: going down is
+    # never used up, be it that the run came back up or that the ladder was made longer.
+    others = [move for move in moves if move is not Move.DOWN]
+    left = others[used:]
+    where = moves.index(Move.DOWN) if Move.DOWN in moves else len(moves)
+    before_down = max(0, where - used)
+    down = [Move.DOWN] * (Move.DOWN in moves)
+    return (*left[:before_down], *down, *left[before_down:], Move.STOP)
 
 
 # --- what forbids a further attempt ------------------------------------------------------------

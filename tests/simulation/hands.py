@@ -193,6 +193,7 @@ class SimHands:
         found = diagnosed(world, state, world.trainers.get(state.attempt), self._not_started)
         self.watch, self._not_started = None, ""
         world.notes.last_answer = "Diagnosed"
-        world.notes.last_failed_at_s = world.now_s
+        if state.leaving is None:
+            world.notes.last_failed_at_s = world.now_s
         world.act()
         return found

@@ -84,6 +84,7 @@ class Notes:
     last_answer: str = ""
     launches: int = 0
     clock_changed: bool = False
+    disk_full_at_s: float = 0.0
     news_dropped: bool = False
     down_s: float = 0.0
     waits_at: tuple[float, int] = (0.0, 0)
@@ -164,8 +165,12 @@ class Notes:
                 until = record.facts.get("until_s")
                 wants = record.facts.get("want") is not None and until is not None
                 self.patience_s = float(str(until)) - world.wall_s if wants else None
-                self.down_s, self.clock_changed = 0.0, False
                 until_s = record.facts.get("until_s")
+                self.down_s = 0.0
+                # The journal's disk may have been full between the decision and this record.
+                self.clock_changed = is_timed(record) and (
+                    float(str(until_s)) - world.wall_s > float(str(record.facts["delay_s"])) + 1.0
+                )
                 self.wait_wall_until_s = float(str(until_s)) if is_timed(record) else None
                 self.unprepared = self.unprepared + 1 if record.facts.get("unprepared") else 0
             case Event.BACKOFF_ENDED:
