@@ -78,6 +78,7 @@ class SimJournal:
             self.ballast = False
             return
         self.world.notes.news_dropped |= not decisive
+        self.world.notes.disk_full_at_s = self.world.now_s
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _durable(self, record: Record) -> None:

@@ -74,11 +74,10 @@ def patience_ends_in_time(world: World, loop: Any) -> bool:
     """GPU memory is waited for as long as was said; longer on the last rung, while it is held."""
     del loop
     notes = world.notes
-    if world.disk_mib < 1:  # the end of the wait itself cannot be journaled
-        notes.disk_full_at_s = world.now_s
     if notes.wait is None or notes.patience_s is None:
         return True
     ends_at_s = notes.wait_since_s + (2 if notes.clock_changed else 1) * notes.patience_s
+    # On a full disk the end of the wait itself cannot be journaled.
     ends_at_s = max(ends_at_s, notes.disk_full_at_s)
     if any(one.stranger_mib for one in world.cards):
         notes.stranger_at_s = world.now_s
