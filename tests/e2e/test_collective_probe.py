@@ -93,6 +93,7 @@ def test_a_wrong_value_is_refused(run):
     assert "ok" not in said(run, 0, "stdout")
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_refused(run):
     """The other one does not wait for the deadline."""
     begun = time.monotonic()
@@ -109,6 +110,7 @@ def test_a_rank_that_never_joins_is_refused_in_words(run):
     assert "Timeout (0:00:06)!" not in said(run, 0, "stderr")
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_a_rank_that_nothing_else_ends(run):
     """Stuck in C with the interpreter's lock and deaf to SIGTERM: ended, and its stack is told."""
     stuck = "signal.signal(signal.SIGTERM, signal.SIG_IGN); ctypes.PyDLL(None).sleep(3600)"

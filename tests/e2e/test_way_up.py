@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 
+import pytest
 from main_job import TARGET, Job, assert_every_step_once, in_order, names, write
 from support import eventually
 
@@ -56,7 +57,7 @@ def test_a_run_goes_back_up_after_a_transient_fault(job: Job) -> None:
         Event.RUN_COMPLETED,
     )
     assert leaving.facts["to_rung_index"] == 0
-    assert (probing.rung, tried.facts["passed"]) == ("multi_gpu", True)
+    assert (probing.facts["to"], tried.facts["passed"]) == ("multi_gpu", True)
     assert (decision.facts["decision"], changed.message) == (
         "StepUp",
         "Going back up to multi_gpu.",
@@ -131,6 +132,7 @@ def test_a_probe_outlives_its_supervisor(job: Job) -> None:
     assert_every_step_once(job, redone=2)
 
 
+@pytest.mark.slow
 def test_a_stop_ends_a_probe(job: Job) -> None:
     """Nobody waits for a probe that is not wanted any more; the next start goes on."""
     process = probing(job)
@@ -173,6 +175,7 @@ def test_memory_short_on_the_last_rung_halves_the_micro_batch(job: Job) -> None:
     assert (status["state"], status["samples_done"]) == ("completed", TARGET * 8)
 
 
+@pytest.mark.slow
 def test_a_quiet_stretch_brings_the_larger_micro_batch_back_once(job: Job) -> None:
     """After quiet checkpoints the larger micro-batch is tried again; it holds, and that is all."""
     write(
