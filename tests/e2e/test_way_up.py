@@ -119,6 +119,7 @@ def probing(job: Job) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_probe_outlives_its_supervisor(job: Job) -> None:
     """Killed while it probes: the next supervisor adopts the probe, or takes it for failed."""
     probing(job).kill()
