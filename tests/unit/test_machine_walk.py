@@ -361,8 +361,7 @@ def happen(world: World, event: Happening, stepper: Stepper) -> World:
     world = world if debt is None or world.owed is not None else replace(world, owed=debt)
     waits = isinstance(after.phase, Waiting | WaitingForRoom | Ended)
     check(world.alive or world.owed is not None or waits, "nothing will ever happen again")
-    # A probe has an end of its own, and a stop that its supervisor did not survive waits for it.
-    if world.alive and world.owed is None and not isinstance(after.phase, Probing):
+    if world.alive and world.owed is None:
         to_end = after.stop is not None or after.leaving is not None
         to_end = to_end or isinstance(after.phase, Clearing)
         check(world.asked or not to_end, "an attempt that is to end is not asked to")
