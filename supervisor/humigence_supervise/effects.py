@@ -62,10 +62,9 @@ class Effects:
 
     def launch(self, plan: LaunchPlan) -> Happening:
         """Start the plan's keeper."""
-        environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
         note_start(plan.attempt_dir, plan.gpus)
         try:
-            self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
+            self.keeper = _start(plan, self._run.paths.run_dir)
         except launch.LaunchError as error:
             self._not_started = str(error)
             return NotLaunched(self._not_started)
@@ -76,9 +75,8 @@ class Effects:
         """Start the probe of a higher rung; it is ended like an attempt."""
         try:
             plan = self._preparation.probe(wanted)
-            environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
             note_start(plan.attempt_dir)
-            self.keeper = launch.start(plan, self._run.paths.run_dir, environ)
+            self.keeper = _start(plan, self._run.paths.run_dir)
         except (OSError, ValueError) as error:
             return NotLaunched(f"the probe could not be started: {error}")
         return Launched(self.keeper.process, plan.world_size)
@@ -219,3 +217,9 @@ class Effects:
     def _watch(self, attempt: int, world_size: int) -> AttemptWatch:
         folder = self._run.attempt_dir(attempt)
         return AttemptWatch(folder, world_size, self._run.paths.checkpoint_dir, self._catalogue)
+
+
+def _start(plan: LaunchPlan, run_dir: Path) -> launch.Keeper:
+    """Start a plan without what systemd told the supervisor alone."""
+    environ = {k: v for k, v in os.environ.items() if k not in UNSET_FOR_CHILDREN}
+    return launch.start(plan, run_dir, environ)

@@ -157,8 +157,7 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
             return (*_taken_over(state, event)[0], Recover(state.attempt))
         case Launched():
             started = Append(entries.started(state, context, event))
-            asked_to_end = state.stop is not None or state.leaving is not None
-            return (started, Terminate()) if asked_to_end else (started,)
+            return (started, Terminate()) if state.asked_to_end else (started,)
         case ProgressMade():
             return _progressed(state, event, context)
         case CheckpointSeen():
@@ -172,8 +171,7 @@ def _running(state: State, event: Happening, context: Context) -> Actions:
         case LogSampled():
             return (Append(entries.sampled(state, context, event)),)
         case RankDied():
-            asked_to_end = state.stop is not None or state.leaving is not None
-            if asked_to_end or not entries.ended_badly(event.exit):
+            if state.asked_to_end or not entries.ended_badly(event.exit):
                 return ()
             return (Append(entries.rank_died(state, context, event.exit)), Clear())
         case TreeGone():
@@ -345,8 +343,7 @@ def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions
     """A checkpoint is there: the moment at which a better way of running costs nothing."""
     committed = entries.committed(state, context, event.checkpoint)
     after = fold((committed,), state)
-    busy = after.stop is not None or after.leaving is not None
-    if busy or not worth_leaving(after, context.promoting):
+    if after.asked_to_end or not worth_leaving(after, context.promoting):
         return (Append(committed),)
     promote = promotion_due(after, context.rungs, context.promoting, context.now_s)
     if promote is not None:
@@ -361,7 +358,7 @@ def _committed(state: State, event: CheckpointSeen, context: Context) -> Actions
 
 
 def _considered(state: State, event: Considered, context: Context) -> Actions:
-    if state.stop is not None or state.leaving is not None:
+    if state.asked_to_end:
         return ()
     promote = event.promote
     if event.hindrance:

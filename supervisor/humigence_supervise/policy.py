@@ -1,6 +1,6 @@
 """Judge a failed attempt: which way the run goes on, and why. Pure; time and chance are arguments.
 
-The table is in `moves.py`, what its moves come to in `options.py`, what may be spent in
+The table is in `moves.py`, what its moves come to in `outcomes.py`, what may be spent in
 `budgets.py`, the words for it in `grounds.py`.
 """
 

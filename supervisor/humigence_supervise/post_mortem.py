@@ -29,11 +29,10 @@ def examine(
     """
     folder = run.attempt_dir(state.attempt)
     world_size = launch.planned_world_size(folder)
-    asked_to_end = state.stop is not None or state.leaving is not None
     last_step, target_step, unproven = _how_far(run, state, watch, folder)
     not_kept: tuple[str, ...] = ()
     try:
-        failed = not asked_to_end and not _exited_well(folder)
+        failed = not state.asked_to_end and not _exited_well(folder)
         not_kept = capture(folder, planned_gpus(folder), run.paths.checkpoint_dir, failed=failed)
         evidence = gather(
             folder,
@@ -45,7 +44,7 @@ def examine(
             target_step=target_step,
             rank_exits=watch.exits,
             disk_free_mib=free_mib,
-            stop_requested=asked_to_end,
+            stop_requested=state.asked_to_end,
             hang_suspected=False,
         )
     except Exception as error:  # noqa: BLE001 - a reader that trips must not end the run
@@ -53,7 +52,7 @@ def examine(
             ranks=tuple(watch.exits.values()),
             world_size=world_size,
             first_dead=watch.first_dead,
-            stop_requested=asked_to_end,
+            stop_requested=state.asked_to_end,
             unread=(f"the evidence could not be read: {for_people(repr(error))}",),
         )
     strict = state.resumed or counts_from_scratch(run.settings)

@@ -14,9 +14,8 @@ class Situation:
 
     `incidents` are all failed attempts in order, the one being judged last. `micro_samples` is
     None when nobody said a batch. `need_mib` is the room the next checkpoint takes, `free_mib` what
-    there is. `gpus_left`
-    counts the GPUs that may still be used, the faulty one left out; None: unknown, or a CPU run.
-    `defragmented`: the allocator was told already to join free pieces.
+    there is. `gpus_left` counts the GPUs that may still be used, the faulty one left out; None:
+    unknown, or a CPU run. `defragmented`: the allocator was told already to join free pieces.
     `fits_micro` is the micro-batch that fitted before a larger one was tried again.
     """
 

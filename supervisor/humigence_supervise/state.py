@@ -99,6 +99,11 @@ class State:
     incidents: tuple[Incident, ...] = ()
     promotions: tuple[Promotion, ...] = ()
 
+    @property
+    def asked_to_end(self) -> bool:
+        """True once the attempt is to end gracefully: for a stop, or to go on better."""
+        return self.stop is not None or self.leaving is not None
+
 
 class StateError(ValueError):
     """The journal says something that its lines cannot mean."""
